@@ -1,0 +1,62 @@
+"""What a campaign says of its domains and of where their environments run."""
+
+from typing import Any
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from infra.config import Config
+
+
+class DomainConfig(Config):
+    """One domain: a kind of RL task, its environment, its budgets and its reward."""
+
+    source: str
+    """`gymnasium`, `gem`, `reasoning_gym`, or `package.module:Class` of an environment of your own."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the source, for example `id` and `is_slippery`."""
+    weight: PositiveFloat = 1.0
+    """Share of the batch's groups, relative to the other domains' weights."""
+    max_turns: PositiveInt = 1
+    max_turn_tokens: PositiveInt = 16
+    """Budget of sampled tokens in one turn."""
+    max_tokens: PositiveInt = 256
+    """Budget of the whole trajectory: prompt, observations and sampled tokens."""
+    reset_limit_s: PositiveFloat = 30.0
+    """A reset that takes longer is killed; the trajectory ends with `environment_timeout`."""
+    step_limit_s: PositiveFloat = 10.0
+    """A step that takes longer is killed; the trajectory ends with `environment_timeout`."""
+    reward: str = "environment_return"
+    """Name of a registered reward function, or `package.module:function`."""
+    reward_limit_s: PositiveFloat = 10.0
+    """A reward that takes longer is killed; its outcome is an infrastructure error."""
+    reward_range: tuple[float, float] = (0.0, 1.0)
+    """Lowest and highest possible reward; evaluation intervals are scaled to it."""
+
+    @model_validator(mode="after")
+    def _budgets_fit(self) -> "DomainConfig":
+        if self.max_turn_tokens >= self.max_tokens:
+            raise ValueError(
+                f"max_turn_tokens ({self.max_turn_tokens}) must be below max_tokens ({self.max_tokens}), "
+                "which also holds the prompt"
+            )
+        low, high = self.reward_range
+        if low >= high:
+            raise ValueError(f"reward_range must be [lowest, highest], not [{low}, {high}]")
+        return self
+
+
+class EnvironmentConfig(Config):
+    """Where environments run: a Dask cluster, and in each of its workers killable host processes."""
+
+    workers: PositiveInt = 1
+    """Dask worker processes started here; unused when `scheduler` is set."""
+    scheduler: str | None = None
+    """Address of a running Dask scheduler; a local cluster is started without one."""
+    concurrent_trajectories: PositiveInt = 256
+    """Trajectories that one Dask worker drives at a time. 1 makes a run deterministic."""
+    hosts: PositiveInt = 1
+    """Killable processes per Dask worker that hold the environments themselves."""
+    attempts: PositiveInt = 2
+    """Tries of one member when its environment or engine fails, before the group goes on without it."""
+    failure_budget: NonNegativeInt = 200
+    """Failed trajectories in one step after which the campaign stops with an error."""

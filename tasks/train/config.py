@@ -1,0 +1,125 @@
+"""What a campaign says of training: the asynchronous mode, the algorithm, the trainer, checkpoints."""
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from infra.config import Config
+
+Aggregation = Literal[
+    "token_mean", "token_sum", "sequence_mean_token_sum", "sequence_mean_token_mean", "sequence_sum_constant"
+]
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+class RedundancyConfig(Config):
+    """Work started beyond what a batch needs; what is left when the batch is there is cancelled."""
+
+    groups: NonNegativeInt = 0
+    members: NonNegativeInt = 0
+    """Extra members of each group."""
+
+
+class GrpoConfig(Config):
+    """GRPO with its published variants as options."""
+
+    kind: Literal["grpo"] = "grpo"
+    normalise_by_std: bool = True
+    """Divide centred rewards by the group's standard deviation (GRPO); off is Dr.GRPO's mean-only form."""
+    std_floor: PositiveFloat = 1e-2
+    """Lower bound of that standard deviation, so that near-ties are not blown up."""
+    zero_variance: Literal["keep", "skip", "refill"] = "skip"
+    """Groups whose rewards are all equal: `keep` trains them with advantage 0, `skip` leaves them out of the
+    batch, `refill` also generates another group in their place."""
+    refill_tries: PositiveInt = 4
+    """With `refill`: groups generated per wanted group before the campaign stops with the pass rate."""
+    aggregation: Aggregation = "token_mean"
+    aggregation_constant: PositiveFloat | None = None
+    """The constant divisor of `sequence_sum_constant` (Dr.GRPO), usually the token budget."""
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.28
+    """Upper clip; above `clip_low` it is DAPO's clip-higher."""
+    dual_clip: PositiveFloat | None = None
+    """Bound c > 1 on the loss of negative advantages; off when empty."""
+    kl_coefficient: NonNegativeFloat = 0.0
+    """Weight of the KL term against the reference policy; 0 needs no reference."""
+    kl_estimator: KlEstimator = "k2"
+    entropy_coefficient: NonNegativeFloat = 0.0
+    importance_cap: PositiveFloat | None = 2.0
+    """Truncation of the weight pi_proximal / pi_behaviour of decoupled off-policy correction; empty turns the
+    correction off."""
+
+    @model_validator(mode="after")
+    def _options_agree(self) -> "GrpoConfig":
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ValueError(f"dual_clip must be above 1, not {self.dual_clip}")
+        if (self.aggregation == "sequence_sum_constant") != (self.aggregation_constant is not None):
+            raise ValueError(
+                "aggregation_constant goes with aggregation: sequence_sum_constant, and only with it"
+            )
+        return self
+
+
+class TorchTrainerConfig(Config):
+    """The torch trainer: one process, AdamW, padded micro-batches of similar lengths."""
+
+    kind: Literal["torch"] = "torch"
+    threads: PositiveInt = 1
+    learning_rate: PositiveFloat = 1e-3
+    warm_up_steps: NonNegativeInt = 0
+    """Steps over which the learning rate rises from 0."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: NonNegativeFloat = 0.0
+    max_gradient_norm: PositiveFloat = 1.0
+    mini_batches: PositiveInt = 1
+    """Optimiser steps per batch. With more than one, the proximal policy is recomputed first."""
+    micro_batch_tokens: PositiveInt = 4096
+    """Upper bound of padded tokens in one forward and backward pass."""
+
+
+class CheckpointConfig(Config):
+    every: PositiveInt = 1
+    """Train steps between checkpoints."""
+    keep: PositiveInt = 2
+    """Checkpoints kept; older ones are removed once a newer is complete."""
+
+
+class TrainConfig(Config):
+    steps: NonNegativeInt = 100
+    """Train steps of the campaign; a resumed run that has done them ends at once."""
+    groups: PositiveInt = 8
+    """Groups in a batch."""
+    group_size: PositiveInt = 8
+    """Trajectories in a group, compared with each other."""
+    batch_trajectories: PositiveInt | None = None
+    """Trajectories in a batch, for those who think in these: must equal groups x group_size."""
+    mode: Literal["sync", "tutti"] = "tutti"
+    alpha: NonNegativeInt = 1
+    """Bound on staleness in policy versions; 0 in mode `sync`."""
+    redundancy: RedundancyConfig = Field(default_factory=RedundancyConfig)
+    algorithm: GrpoConfig = Field(default_factory=GrpoConfig)
+    trainer: TorchTrainerConfig = Field(default_factory=TorchTrainerConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> "TrainConfig":
+        if self.batch_trajectories is not None and self.batch_trajectories % self.group_size:
+            raise ValueError(
+                f"batch_trajectories ({self.batch_trajectories}) is not a multiple of group_size "
+                f"({self.group_size}): change one of them"
+            )
+        if self.batch_trajectories is not None and self.batch_trajectories != self.groups * self.group_size:
+            raise ValueError(
+                f"batch_trajectories ({self.batch_trajectories}) is not groups x group_size "
+                f"({self.groups} x {self.group_size}): change one of them"
+            )
+        if self.mode == "sync" and self.alpha != 0:
+            raise ValueError(f"alpha must be 0 in mode sync, not {self.alpha}: change alpha or mode")
+        if self.mode == "tutti" and self.alpha == 0:
+            raise ValueError("alpha must be at least 1 in mode tutti: change alpha, or take mode sync")
+        if self.groups % self.trainer.mini_batches:
+            raise ValueError(
+                f"groups ({self.groups}) must be a multiple of trainer.mini_batches "
+                f"({self.trainer.mini_batches}), so that no group is split between optimiser steps"
+            )
+        return self

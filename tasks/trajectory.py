@@ -1,0 +1,142 @@
+"""What every stage passes on: one trajectory, as arrays of equal length and a small header.
+
+Sampled token ids are kept as the engine sampled them; text is never re-tokenised.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOT_GENERATED = -1
+"""Version stamp of a token that the environment, a tool or the template wrote."""
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended. `stop` and `length` also say why one turn's generation ended."""
+
+    STOP = "stop"  # the policy sampled its end token (turns only)
+    LENGTH = "length"  # the turn's token budget cut the generation (turns only)
+    TERMINATED = "terminated"  # the environment reached a terminal state
+    TRUNCATED = "truncated"  # the environment's own limit on steps
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"  # the trajectory's token budget
+    CONTEXT_OVERFLOW = "context_overflow"  # the next turn would not fit the model's context
+    ENVIRONMENT_ERROR = "environment_error"  # reset or step raised
+    ENVIRONMENT_TIMEOUT = "environment_timeout"  # reset or step hung and was killed
+    GENERATION_ERROR = "generation_error"  # the inference side failed for good
+    STALE = "stale"  # aborted: older than the staleness bound allows
+    CANCELLED = "cancelled"  # aborted: redundant, the batch has what it needs
+
+    @property
+    def is_aborted(self) -> bool:
+        """Ended by the control plane rather than by the policy or the environment."""
+        return self in (StopReason.STALE, StopReason.CANCELLED)
+
+    @property
+    def is_failure(self) -> bool:
+        """Ended by a fault that says nothing of the policy; the member may be tried again."""
+        return self in (
+            StopReason.ENVIRONMENT_ERROR,
+            StopReason.ENVIRONMENT_TIMEOUT,
+            StopReason.GENERATION_ERROR,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A valid score. Only this outcome enters group statistics."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """The sample cannot be judged (for example an unparsable gold answer); it is counted, not trained."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class InfraError:
+    """The scoring machinery failed; says nothing of the policy. Counted, not trained."""
+
+    reason: str
+
+
+Outcome = Reward | Skip | InfraError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TrajectoryKey:
+    """Deterministic name of one trajectory of a run: group, member of the group, attempt at the member."""
+
+    group: int
+    member: int
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        return f"g{self.group:08d}-m{self.member:03d}-a{self.attempt:02d}"
+
+    @classmethod
+    def parse(cls, text: str) -> "TrajectoryKey":
+        group, member, attempt = text.split("-")
+        return cls(int(group[1:]), int(member[1:]), int(attempt[1:]))
+
+
+@dataclass(slots=True)
+class Turn:
+    """One generation and the environment's answer. Offsets index the trajectory's arrays."""
+
+    response_start: int  # first sampled token
+    response_end: int  # one past the last sampled token
+    stop: StopReason
+    action: str  # the response as text, as the environment saw it
+    environment_reward: float = 0.0
+    generate_seconds: float = 0.0
+    environment_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One episode of one agent in one environment.
+
+    `tokens`, `loss_mask`, `logprobs` and `versions` have equal length T. `loss_mask` is True exactly on
+    sampled tokens. `logprobs` are the engine's, of the distribution that was sampled from (after
+    temperature), 0 where not sampled. `versions` is the policy version that sampled each token,
+    `NOT_GENERATED` elsewhere. The log-probability at index t is that of `tokens[t]` given `tokens[:t]`.
+    """
+
+    key: TrajectoryKey
+    domain: str
+    seed: int
+    initiating_version: int  # the policy version when the trajectory was admitted
+    tokens: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32]
+    versions: NDArray[np.int32]
+    turns: list[Turn]
+    stop: StopReason
+    outcome: Outcome
+    info: dict[str, Any] = field(default_factory=dict)  # JSON values the reward function needs or reports
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.tokens), len(self.loss_mask), len(self.logprobs), len(self.versions)}
+        if len(lengths) != 1:
+            raise ValueError(f"trajectory {self.key}: arrays of unequal lengths {sorted(lengths)}")
+        if bool((self.loss_mask != (self.versions != NOT_GENERATED)).any()):
+            raise ValueError(
+                f"trajectory {self.key}: a sampled token without a version stamp, or the reverse"
+            )
+
+    @property
+    def oldest_version(self) -> int:
+        """The oldest policy version that sampled one of its tokens; the initiating one if none was sampled."""
+        stamped = self.versions[self.versions != NOT_GENERATED]
+        return int(stamped.min()) if stamped.size else self.initiating_version
+
+    @property
+    def sampled_tokens(self) -> int:
+        return int(self.loss_mask.sum())
