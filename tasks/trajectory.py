@@ -140,3 +140,79 @@ class Trajectory:
     @property
     def sampled_tokens(self) -> int:
         return int(self.loss_mask.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpec:
+    """One member of a group, as the control plane asks an environment worker to run it."""
+
+    key: TrajectoryKey
+    domain: str
+    environment_seed: int  # the same for every member of a group
+    sampling_seed: int  # differs between members and attempts
+    initiating_version: int
+    temperature: float
+    commit: bool = True  # False in evaluation: only the header is wanted
+
+    def to_json(self) -> dict[str, Any]:
+        return {**{name: getattr(self, name) for name in self.__slots__}, "key": str(self.key)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "MemberSpec":
+        return cls(**{**data, "key": TrajectoryKey.parse(data["key"])})
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryHeader:
+    """What the control plane hears of a trajectory that ended; the arrays stay in the sample buffer."""
+
+    key: TrajectoryKey
+    domain: str
+    stop: StopReason
+    outcome: Outcome
+    initiating_version: int
+    oldest_version: int
+    newest_version: int
+    tokens: int
+    sampled_tokens: int
+    turns: int
+    generate_seconds: float
+    environment_seconds: float
+    reward_seconds: float
+    name: str | None = None  # its object in the sample buffer; None when it was not committed
+    error: str = ""  # what an environment, engine or reward raised
+
+    def to_json(self) -> dict[str, Any]:
+        data = {field_name: getattr(self, field_name) for field_name in self.__slots__}
+        return {
+            **data,
+            "key": str(self.key),
+            "stop": self.stop.value,
+            "outcome": outcome_to_json(self.outcome),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "TrajectoryHeader":
+        return cls(
+            **{
+                **data,
+                "key": TrajectoryKey.parse(data["key"]),
+                "stop": StopReason(data["stop"]),
+                "outcome": outcome_from_json(data["outcome"]),
+            }
+        )
+
+
+def outcome_to_json(outcome: Outcome) -> list[Any]:
+    match outcome:
+        case Reward(value):
+            return ["reward", value]
+        case Skip(reason):
+            return ["skip", reason]
+        case InfraError(reason):
+            return ["infra_error", reason]
+
+
+def outcome_from_json(data: list[Any]) -> Outcome:
+    kind, value = data
+    return {"reward": Reward, "skip": Skip, "infra_error": InfraError}[kind](value)

@@ -1,0 +1,72 @@
+"""The inference engine protocol: what the LLM proxy asks of every back end."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.trajectory import StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One turn. `tokens` is the whole context so far; an engine reuses what it still has cached of it."""
+
+    session: str  # the trajectory; at most one request of a session at a time
+    tokens: NDArray[np.int32]
+    max_new_tokens: int
+    temperature: float  # 0 takes the most probable token
+    seed: int  # with the number of sampled tokens so far, determines every draw
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was sampled. The three arrays have equal length; the end token, if sampled, is among them."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]  # float32, under the distribution sampled from
+    versions: NDArray[np.int32]  # the policy version that sampled each token
+    stop: StopReason  # STOP, LENGTH, or why it was aborted (CANCELLED, STALE) with the tokens made so far
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    version: int
+    running: int
+    waiting: int
+    sessions: int
+    suspended: bool
+    prefill_tokens: int  # since the engine started; includes recomputed ones
+    recomputed_tokens: int
+    decode_tokens: int
+    cached_tokens: int  # context tokens that a kept KV cache saved from prefill
+    steps: int
+    busy_seconds: float
+
+
+class InferenceEngine(Protocol):
+    """Commands take effect between two engine steps and never wait for running requests."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Cancelling the awaiting task aborts the request."""
+
+    async def abort(self, sessions: list[str], reason: StopReason) -> None:
+        """End these sessions' requests, which return what they have with `reason` as their stop."""
+
+    async def end_session(self, session: str) -> None:
+        """The trajectory is over: forget its KV cache."""
+
+    async def suspend(self) -> None:
+        """Freeze: no token is sampled after this returns, running requests are kept."""
+
+    async def load_weights(self, version: int) -> None:
+        """Replace the weights by a published version, whole or not at all, and mark all KV caches stale.
+
+        Only while suspended. Raises on missing, unmatched or corrupt tensors and then keeps the old version.
+        """
+
+    async def resume(self) -> None:
+        """Go on. Running requests recompute their KV under the present weights before their next token."""
+
+    async def stats(self) -> EngineStats: ...
