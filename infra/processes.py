@@ -7,6 +7,7 @@ token never shows in a process list.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -91,10 +92,8 @@ class ServiceProcess:
 
     def kill(self) -> None:
         """SIGKILL to the service and every process of its group."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def tail(log: Path, lines: int = 30) -> str:

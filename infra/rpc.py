@@ -82,6 +82,7 @@ class RpcServer:
         self._app.add_routes([web.get("/rpc", self._serve_socket), web.get("/health", self._health)])
         self._app.add_routes(extra_routes or [])
         self._runner: web.AppRunner | None = None
+        self.connections: set[RpcConnection] = set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen, and return the URL to connect to.
@@ -97,6 +98,11 @@ class RpcServer:
         bound_port = self._runner.addresses[0][1]
         return f"http://{host}:{bound_port}"
 
+    async def broadcast(self, name: str, payload: Payload) -> None:
+        """Notify every connected client."""
+        for connection in list(self.connections):
+            await connection.notify(name, payload)
+
     async def stop(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
@@ -111,6 +117,7 @@ class RpcServer:
         socket = web.WebSocketResponse(max_msg_size=_MAX_FRAME_BYTES, compress=False)
         await socket.prepare(request)
         connection = RpcConnection(socket)
+        self.connections.add(connection)
         running: dict[int, asyncio.Task[None]] = {}
         try:
             async for message in socket:
@@ -125,6 +132,7 @@ class RpcServer:
                 running[call_id] = task
                 task.add_done_callback(lambda _, call_id=call_id: running.pop(call_id, None))
         finally:
+            self.connections.discard(connection)
             for task in list(running.values()):
                 task.cancel()
             if self._on_disconnect is not None:

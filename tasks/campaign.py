@@ -83,7 +83,7 @@ class Campaign(Config):
 
     @classmethod
     def load(cls, path: str | Path, overrides: list[str] | None = None) -> "Campaign":
-        """Read a YAML file; `overrides` are `dotted.option=value` with YAML values. Raises `CampaignError`."""
+        """Read a YAML file; `overrides` are `dotted.option=value`. Raises `CampaignError`."""
         try:
             data = yaml.safe_load(Path(path).read_text())
         except OSError as error:

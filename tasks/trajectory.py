@@ -133,13 +133,40 @@ class Trajectory:
 
     @property
     def oldest_version(self) -> int:
-        """The oldest policy version that sampled one of its tokens; the initiating one if none was sampled."""
+        """The oldest version that sampled one of its tokens; the initiating one if none was sampled."""
         stamped = self.versions[self.versions != NOT_GENERATED]
         return int(stamped.min()) if stamped.size else self.initiating_version
 
     @property
+    def newest_version(self) -> int:
+        """The newest version that sampled one of its tokens; the initiating one if none was sampled."""
+        return max(int(self.versions.max(initial=NOT_GENERATED)), self.initiating_version)
+
+    @property
     def sampled_tokens(self) -> int:
         return int(self.loss_mask.sum())
+
+    def header(
+        self, *, name: str | None = None, reward_seconds: float = 0.0, error: str = ""
+    ) -> "TrajectoryHeader":
+        """What the control plane hears of it. `name` is its object in the sample buffer."""
+        return TrajectoryHeader(
+            key=self.key,
+            domain=self.domain,
+            stop=self.stop,
+            outcome=self.outcome,
+            initiating_version=self.initiating_version,
+            oldest_version=self.oldest_version,
+            newest_version=self.newest_version,
+            tokens=len(self.tokens),
+            sampled_tokens=self.sampled_tokens,
+            turns=len(self.turns),
+            generate_seconds=sum(turn.generate_seconds for turn in self.turns),
+            environment_seconds=sum(turn.environment_seconds for turn in self.turns),
+            reward_seconds=reward_seconds,
+            name=name,
+            error=error,
+        )
 
 
 @dataclass(frozen=True, slots=True)

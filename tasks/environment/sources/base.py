@@ -1,7 +1,8 @@
 """What every environment is, whatever library it comes from."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from random import Random
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclass(slots=True)
@@ -27,3 +28,11 @@ class Environment(Protocol):
         """Take the policy's response as it was decoded, without special tokens."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class SamplesActions(Protocol):
+    """An environment that can also say what a valid action looks like, for the warm-up of a small policy."""
+
+    def sample_action(self, draw: Random) -> str | None:
+        """A random valid action in the present state, whatever it leads to; None where it knows none."""

@@ -1,0 +1,80 @@
+"""A whole campaign: prepare the model, evaluate it, train it, evaluate it again, write the report."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from tasks.report.evaluation_table import format_evaluation
+
+from flows.async_train import async_train
+from flows.evaluate import evaluate
+from flows.observation import observed
+from flows.preparation import new_run_name, open_run, prepare_model
+from tasks.campaign import Campaign, CampaignError
+from tasks.report.artifacts import CampaignArtifacts
+from tasks.report.html import write_report
+from tasks.report.run_files import RunFiles
+from tasks.run_folder import RunFolder
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+async def report(campaign: Campaign, folder: RunFolder) -> str:
+    """The run's HTML report, and its figures as artifacts."""
+    files = RunFiles(folder.root)
+    path = await asyncio.to_thread(write_report, folder.root)
+    if campaign.trackers.prefect_artifacts:
+        artifacts = CampaignArtifacts(campaign.name, campaign.train.steps)
+        await artifacts.evaluation(files.read_evaluation() or {})
+        await artifacts.finish(files.read_metrics(), path)
+    return str(path)
+
+
+@flow(name="campaign", log_prints=True)
+async def campaign(campaign: Campaign, run: str | None = None) -> dict[str, Any]:
+    """Run a campaign to its end. A run that exists is resumed where it was broken off.
+
+    Returns the evaluation, as in the run's `evaluation.json`.
+    """
+    folder = open_run(campaign, run or new_run_name(campaign))
+    print(f"run {folder.name} in {folder.root}")
+    print(f"model: {await prepare_model(campaign, folder)}")
+    files = RunFiles(folder.root)
+    settings = {"temperature": campaign.rollout.evaluation_temperature}
+    async with observed(campaign, folder) as session:
+        untrained = files.read_untrained()
+        if untrained is None and session.step == 0:
+            untrained = await evaluate(campaign, folder.name)
+            files.write_evaluation(untrained, {}, **settings)
+        await async_train(campaign, folder.name)
+        trained = await evaluate(campaign, folder.name)
+        evaluation = files.write_evaluation(untrained or {}, trained, **settings)
+    print(format_evaluation(evaluation))
+    if campaign.trackers.report:
+        print(f"report: {await report(campaign, folder)}")
+    return evaluation
+
+
+def main() -> int:
+    """`python -m flows.campaign FILE [option=value ...] [--run NAME] [--resume]`"""
+    parser = argparse.ArgumentParser(description="Run a campaign.")
+    parser.add_argument("file", help="campaign file")
+    parser.add_argument("overrides", nargs="*", metavar="option=value", help="e.g. train.steps=10")
+    parser.add_argument("--run", help="name of the run's folder; a new one by default")
+    parser.add_argument("--resume", action="store_true", help="go on with the run named by --run")
+    arguments = parser.parse_args()
+    try:
+        loaded = Campaign.load(arguments.file, arguments.overrides)
+        run = arguments.run or new_run_name(loaded)
+        RunFolder.of(loaded, run).begin(loaded, resume=arguments.resume)
+    except CampaignError as error:
+        print(error, file=sys.stderr)
+        return 2
+    asyncio.run(campaign(loaded, run))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

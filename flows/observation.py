@@ -1,0 +1,40 @@
+"""A session with everything a person watches attached: progress line, TensorBoard, Prefect artifacts."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from tasks.campaign import Campaign
+from tasks.report.artifacts import CampaignArtifacts
+from tasks.report.progress import ProgressLine
+from tasks.report.tensorboard import TensorBoardLog
+from tasks.run_folder import RunFolder
+from tasks.session import Session, open_session
+
+
+@asynccontextmanager
+async def observed(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Session]:
+    """Open the run's session, or use the one that is open, with its observers."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session(campaign, folder))
+        if session.observers:
+            yield session
+            return
+        progress = stack.enter_context(ProgressLine(campaign.train.steps))
+
+        async def show(row: dict[str, Any]) -> None:
+            progress.update(row)
+
+        session.observers.append(show)
+        if campaign.trackers.tensorboard:
+            log = stack.enter_context(
+                TensorBoardLog(session.files.tensorboard, resumed_step=session.step or None)
+            )
+
+            async def record(row: dict[str, Any]) -> None:
+                log.write(row)
+
+            session.observers.append(record)
+        if campaign.trackers.prefect_artifacts:
+            session.observers.append(CampaignArtifacts(campaign.name, campaign.train.steps).step)
+        yield session

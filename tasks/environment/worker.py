@@ -1,0 +1,306 @@
+"""What a Dask task runs: members of a group, each an episode, a reward, a commit and an announcement.
+
+A process holds one `EnvironmentWorker` (connection to the proxy, environment hosts, reward workers,
+renderer, sample buffer) for all the tasks it is given, so that a trajectory starts no process and opens no
+connection. Safe to run twice: a trajectory's name is deterministic and written conditionally.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from distributed import get_worker
+from numpy.typing import NDArray
+
+from blocks.sample_buffer import SampleBuffer
+from infra.clock import now
+from infra.object_store import ObjectStore
+from infra.rpc import ConnectionLost, RpcClient
+from tasks.campaign import Campaign
+from tasks.environment.episode import AbortSwitch, Episode, run_episode, turn_seed
+from tasks.environment.headers import fault_header, header_of
+from tasks.environment.hosts import EnvironmentHosts
+from tasks.environment.rendering import ChatRenderer
+from tasks.reward.dispatch import RewardWorkers
+from tasks.reward.functions import RewardInput
+from tasks.rollout.engines.base import Generation
+from tasks.trajectory import (
+    InfraError,
+    MemberSpec,
+    Outcome,
+    Reward,
+    Skip,
+    StopReason,
+    Trajectory,
+    TrajectoryHeader,
+)
+from tasks.trajectory_arrow import from_arrow, to_arrow
+
+logger = logging.getLogger(__name__)
+
+Announce = Callable[[dict[str, Any]], None]
+_FINISH_EVERY_S = 0.02
+_STORE_THREADS = 8
+
+
+async def run_members(worker_settings: dict[str, Any], members: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run members to their ends; returns their headers, in the order of `members`.
+
+    Each header is announced under `worker_settings["topic"]` of Dask's event log as soon as its member ends.
+    Settings: "proxy" {"url", "token"}, "campaign" (as JSON), "model" (directory), "samples" {"url"},
+    "topic", and "prefix" of the trajectories' names on the wire ("" without one). Members are
+    `MemberSpec.to_json()`, headers `TrajectoryHeader.to_json()`. What goes wrong with one member is in its
+    header and leaves the others alone; raises only when the worker itself cannot be set up.
+    """
+    dask_worker = get_worker()
+    topic = worker_settings["topic"]
+    worker = await _present_worker(worker_settings)
+    return await worker.run(
+        [MemberSpec.from_json(member) for member in members],
+        lambda header: dask_worker.log_event(topic, header),
+        worker_settings.get("prefix", ""),
+    )
+
+
+async def close_worker() -> None:
+    """End this process's worker and its children. Without it they end with the process."""
+    global _worker
+    if _worker is not None:
+        worker, _worker = _worker, None
+        await (await worker.ready).close()
+
+
+class _Present:
+    """The process's worker, or the task that is setting it up, and what it was made for."""
+
+    def __init__(self, made_for: Any, ready: "asyncio.Task[EnvironmentWorker]"):
+        self.made_for = made_for
+        self.ready = ready
+
+
+_worker: _Present | None = None
+
+
+async def _present_worker(settings: dict[str, Any]) -> "EnvironmentWorker":
+    global _worker
+    loop = asyncio.get_running_loop()
+    made_for = [loop, settings["proxy"], settings["model"], settings["samples"], settings["campaign"]]
+    if _worker is None or _worker.made_for != made_for:
+        previous = _worker
+        _worker = _Present(made_for, loop.create_task(EnvironmentWorker.start(settings)))
+        if previous is not None and previous.made_for[0] is loop:
+            await (await previous.ready).close()
+    present = _worker
+    try:
+        return await asyncio.shield(present.ready)
+    except Exception:
+        if _worker is present:
+            _worker = None
+        raise
+
+
+class EnvironmentWorker:
+    """Drives many episodes at a time on one event loop. Made by `start`."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        proxy: RpcClient,
+        hosts: EnvironmentHosts,
+        rewards: RewardWorkers,
+        renderer: ChatRenderer,
+        buffer: SampleBuffer,
+        context_limit: int | None,
+    ):
+        self._campaign = campaign
+        self._proxy = proxy
+        self._hosts = hosts
+        self._rewards = rewards
+        self._renderer = renderer
+        self._buffer = buffer
+        self._context_limit = context_limit
+        self._places = asyncio.Semaphore(campaign.environment.concurrent_trajectories)
+        self._store_threads = ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="sample-buffer")
+        self._switches: dict[str, AbortSwitch] = {}
+        self._finished: list[str] = []
+        self._finishing: set[asyncio.Task[None]] = set()
+        self._connecting = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, settings: dict[str, Any]) -> "EnvironmentWorker":
+        """Connect to the proxy and start the children."""
+        campaign = Campaign.parse(settings["campaign"])
+        hosts = EnvironmentHosts(campaign.domains, campaign.environment.hosts)
+        rewards = RewardWorkers(campaign.domains, campaign.reward.workers)
+        model = Path(settings["model"])
+        multi_turn = any(domain.max_turns > 1 for domain in campaign.domains.values())
+        try:
+            renderer, _, _ = await asyncio.gather(
+                asyncio.to_thread(ChatRenderer, model, multi_turn=multi_turn),
+                hosts.start(),
+                rewards.start(),
+            )
+            worker = cls(
+                campaign,
+                RpcClient(settings["proxy"]["url"], token=settings["proxy"].get("token")),
+                hosts,
+                rewards,
+                renderer,
+                SampleBuffer(ObjectStore(settings["samples"]["url"])),
+                _context_limit(model),
+            )
+            await worker._connected()
+        except BaseException:
+            await hosts.close()
+            await rewards.close()
+            raise
+        return worker
+
+    async def close(self) -> None:
+        await asyncio.gather(self._hosts.close(), self._rewards.close(), self._proxy.close())
+        self._store_threads.shutdown(wait=False)
+
+    async def run(
+        self, members: list[MemberSpec], announce: Announce, prefix: str = ""
+    ) -> list[dict[str, Any]]:
+        """As `run_members`, with the announcement as a function."""
+        return await asyncio.gather(
+            *(self._member(spec, announce, f"{prefix}{spec.key}") for spec in members)
+        )
+
+    async def _member(self, spec: MemberSpec, announce: Announce, name: str) -> dict[str, Any]:
+        switch = self._switches[name] = AbortSwitch()
+        try:
+            async with self._places:
+                # A task of its own, so that an abort ends the episode and nothing after it.
+                episode = await asyncio.create_task(self._episode(spec, name, switch))
+                header = await self._judge_and_commit(spec, episode)
+        except Exception as error:  # a fault that no stop reason foresees must not take the siblings along
+            logger.exception("trajectory %s failed", name)
+            header = fault_header(spec, f"{type(error).__name__}: {error}")
+        finally:
+            if self._switches.get(name) is switch:
+                del self._switches[name]
+            self._finish(name)
+        data = header.to_json()
+        announce(data)
+        return data
+
+    async def _episode(self, spec: MemberSpec, name: str, switch: AbortSwitch) -> Episode:
+        limit_s = self._campaign.rollout.generate_limit_s
+
+        async def generate(context: NDArray[np.int32], max_new_tokens: int, turn: int) -> Generation:
+            request = {
+                "trajectory": name,
+                "domain": spec.domain,
+                "tokens": context.tobytes(),
+                "max_new_tokens": max_new_tokens,
+                "temperature": spec.temperature,
+                "seed": turn_seed(spec.sampling_seed, turn),
+                "initiating_version": spec.initiating_version,
+            }
+            proxy = self._proxy if self._proxy.connected else await self._connected()
+            answer = await proxy.call("generate", request, limit_s)
+            return Generation(
+                tokens=np.frombuffer(answer["tokens"], np.int32),
+                logprobs=np.frombuffer(answer["logprobs"], np.float32),
+                versions=np.frombuffer(answer["versions"], np.int32),
+                stop=StopReason(answer["stop"]),
+            )
+
+        return await run_episode(
+            spec,
+            self._campaign.domains[spec.domain],
+            self._hosts.environment(spec.domain),
+            generate,
+            self._renderer,
+            switch=switch,
+            context_limit=self._context_limit,
+        )
+
+    async def _judge_and_commit(self, spec: MemberSpec, episode: Episode) -> TrajectoryHeader:
+        trajectory = episode.trajectory
+        judged = now()
+        trajectory.outcome = await self._outcome(episode)
+        reward_seconds = now() - judged
+        committed = None
+        if spec.commit and not trajectory.stop.is_aborted and isinstance(trajectory.outcome, Reward):
+            committed = str(spec.key)
+            trajectory = await self._commit(committed, trajectory)
+        return header_of(trajectory, episode, reward_seconds, committed)
+
+    async def _outcome(self, episode: Episode) -> Outcome:
+        trajectory = episode.trajectory
+        if trajectory.stop.is_failure:
+            return InfraError(episode.error or trajectory.stop.value)
+        if trajectory.stop.is_aborted:
+            return Skip(trajectory.stop.value)
+        if not trajectory.turns:
+            return Skip(f"no token was sampled ({trajectory.stop.value})")
+        return await self._rewards.score(
+            RewardInput(
+                domain=trajectory.domain,
+                seed=trajectory.seed,
+                prompt=episode.prompt,
+                actions=tuple(turn.action for turn in trajectory.turns),
+                observations=tuple(episode.observations),
+                environment_rewards=tuple(turn.environment_reward for turn in trajectory.turns),
+                stop=trajectory.stop.value,
+                info=trajectory.info,
+            )
+        )
+
+    async def _commit(self, name: str, trajectory: Trajectory) -> Trajectory:
+        """Store it; returns what the buffer holds under the name now: an earlier run's, if there was one."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._store_threads, _put, self._buffer, name, trajectory
+        )
+
+    def _finish(self, name: str) -> None:
+        """Tell the proxy, together with others that end about now, that a trajectory is over."""
+        self._finished.append(name)
+        if len(self._finished) == 1:
+            asyncio.get_running_loop().call_later(_FINISH_EVERY_S, self._send_finished)
+
+    def _send_finished(self) -> None:
+        names, self._finished = self._finished, []
+        task = asyncio.get_running_loop().create_task(self._tell_finished(names))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+
+    async def _tell_finished(self, names: list[str]) -> None:
+        try:
+            await self._proxy.call("finish", {"trajectories": names})
+        except ConnectionLost as error:
+            logger.warning("the proxy was not told of %d finished trajectories: %s", len(names), error)
+
+    async def _connected(self) -> RpcClient:
+        async with self._connecting:
+            if not self._proxy.connected:
+                await self._proxy.connect(on_notice=self._on_notice)
+            return self._proxy
+
+    def _on_notice(self, name: str, payload: Any) -> None:
+        if name == "abort":
+            for trajectory in payload["trajectories"]:
+                switch = self._switches.get(trajectory)
+                if switch is not None:
+                    switch.abort(StopReason(payload["reason"]))
+
+
+def _put(buffer: SampleBuffer, name: str, trajectory: Trajectory) -> Trajectory:
+    version = trajectory.initiating_version
+    if buffer.put(name, version, to_arrow(trajectory)):
+        return trajectory
+    return from_arrow(buffer.get_many([(name, version)])[0])
+
+
+def _context_limit(model: Path) -> int | None:
+    """The most tokens the model attends to, as its configuration says."""
+    limit = json.loads((model / "config.json").read_text()).get("max_position_embeddings")
+    return None if limit is None else int(limit)

@@ -1,0 +1,35 @@
+"""The score of reasoning-gym's own scorers, for domains of the source `reasoning_gym`."""
+
+import functools
+import json
+from typing import Any
+
+import reasoning_gym as library
+
+from tasks.environment.sources.reasoning_gym import untag
+from tasks.reward.functions import RewardInput
+from tasks.trajectory import Skip
+
+
+def score(given: RewardInput) -> float | Skip:
+    """From 0 to 1, by the dataset's own rule, from the info of `ReasoningGymEnvironment`.
+
+    Without an answer (the episode ended before its only turn) there is nothing to judge.
+    """
+    if "answer" not in given.info:
+        return Skip("the question was not answered")
+    entry = _entry(given.info["entry"])
+    return float(
+        _dataset(given.info["dataset"], given.info["config"]).score_answer(given.info["answer"], entry)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _dataset(name: str, config: str) -> Any:
+    return library.create_dataset(name, **json.loads(config), seed=0, size=1)
+
+
+@functools.lru_cache(maxsize=1024)
+def _entry(text: str) -> dict[str, Any]:
+    entry: dict[str, Any] = untag(json.loads(text))
+    return entry

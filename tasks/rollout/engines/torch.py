@@ -1,0 +1,220 @@
+"""The embedded inference engine: continuous batching on the CPU, in one process, on one event loop."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infra.clock import now
+from infra.rpc import RpcError
+from tasks.rollout.config import TorchEngineConfig
+from tasks.rollout.engines.attention import Rows
+from tasks.rollout.engines.base import EngineStats, GenerateRequest, Generation
+from tasks.rollout.engines.batch_schedule import BatchSchedule, Finished, Request
+from tasks.rollout.engines.decoder import Decoder
+from tasks.rollout.engines.sampling import SlotSampling
+from tasks.trajectory import StopReason
+
+logger = logging.getLogger(__name__)
+
+LoadWeights = Callable[[int], Iterable[tuple[str, Tensor]]]
+
+# A message takes these passes of the event loop from the socket to a handler's call of the engine: the socket is
+# read, its reader wakes, the handler's task starts. With fewer, a request would wait out whole iterations.
+_PASSES = 4
+
+
+class TorchEngine:
+    """`InferenceEngine` by a `Decoder`. An iteration runs on the event loop's own thread, and between two of
+    them the loop serves everything else, so a command never waits for more than one iteration.
+
+    Beside what the protocol says, `generate` raises `RpcError` with the codes `context_overflow` (no token fits
+    after the context), `session_busy`, `invalid_request` and `engine_failed`; `load_weights` raises
+    `not_suspended`, and whatever the loader or `WeightsMismatch` says.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        weights: Iterable[tuple[str, Tensor]],
+        *,
+        settings: TorchEngineConfig,
+        max_context: int,
+        stop_tokens: Collection[int],
+        load: LoadWeights,
+        version: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        """`config` is the model's Hugging Face configuration, `weights` those of policy version `version`.
+
+        `load` returns the weights of a published version; it is called in a thread.
+        """
+        slots = settings.max_sessions
+        self._schedule = BatchSchedule(
+            slots=slots,
+            max_running=settings.max_running,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_context=max_context,
+            stop_tokens=stop_tokens,
+        )
+        self._decoder = Decoder(config, weights, slots=slots, max_context=max_context, dtype=dtype)
+        self._sampling = SlotSampling(slots, max_context)
+        self._load = load
+        self._version = version
+        self._futures: dict[Request, asyncio.Future[Generation]] = {}
+        self._changing_weights = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._failure: RpcError | None = None
+        self._steps = 0
+        self._busy_seconds = 0.0
+
+    async def __aenter__(self) -> "TorchEngine":
+        self._loop_task = asyncio.create_task(self._run(), name="torch-engine")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._loop_task is not None
+        self._loop_task.cancel()
+        await asyncio.wait([self._loop_task])
+        self._fail(RpcError("engine_failed", "the engine was stopped"))
+
+    async def wait_failed(self) -> None:
+        """Raises what ended the engine, once something has."""
+        assert self._loop_task is not None
+        await asyncio.shield(self._loop_task)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Samples fewer than `max_new_tokens` where the context ends first; the stop is then LENGTH."""
+        room = self._check(request)
+        scheduled = Request(
+            session=request.session,
+            tokens=request.tokens,
+            max_new_tokens=min(request.max_new_tokens, room),
+            temperature=request.temperature,
+            seed=request.seed,
+        )
+        self._schedule.submit(scheduled)
+        future = asyncio.get_running_loop().create_future()
+        self._futures[scheduled] = future
+        self._wake.set()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._futures.pop(scheduled, None) is not None:
+                self._schedule.abort([request.session], StopReason.CANCELLED)
+            raise
+
+    async def abort(self, sessions: list[str], reason: StopReason) -> None:
+        self._settle(self._schedule.abort(sessions, reason))
+
+    async def end_session(self, session: str) -> None:
+        """A request that the session still has ends as cancelled."""
+        self._settle(self._schedule.end_session(session))
+
+    async def suspend(self) -> None:
+        self._schedule.suspend()
+
+    async def load_weights(self, version: int) -> None:
+        async with self._changing_weights:
+            if not self._schedule.suspended:
+                raise RpcError("not_suspended", "weights are replaced only while the engine is suspended")
+            self._decoder.weights = await asyncio.to_thread(
+                lambda: self._decoder.prepare(self._load(version))
+            )
+            self._schedule.invalidate()
+            self._version = version
+
+    async def resume(self) -> None:
+        async with self._changing_weights:
+            self._schedule.resume()
+            self._wake.set()
+
+    async def stats(self) -> EngineStats:
+        schedule, counters = self._schedule, self._schedule.counters
+        return EngineStats(
+            version=self._version,
+            running=schedule.running,
+            waiting=schedule.waiting,
+            sessions=schedule.sessions,
+            suspended=schedule.suspended,
+            prefill_tokens=counters.prefill_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            decode_tokens=counters.decode_tokens,
+            cached_tokens=counters.cached_tokens,
+            steps=self._steps,
+            busy_seconds=self._busy_seconds,
+        )
+
+    def _check(self, request: GenerateRequest) -> int:
+        if self._failure is not None:
+            raise self._failure
+        tokens, vocabulary = request.tokens, self._decoder.shape.vocabulary
+        if not len(tokens) or request.max_new_tokens < 1 or not request.temperature >= 0:
+            raise RpcError(
+                "invalid_request",
+                f"{len(tokens)} tokens, max_new_tokens {request.max_new_tokens}, temperature "
+                f"{request.temperature}: there must be a token, a token to sample, no negative temperature",
+            )
+        if tokens.min() < 0 or tokens.max() >= vocabulary:
+            raise RpcError("invalid_request", f"a token id is outside the vocabulary of {vocabulary}")
+        room = self._schedule.room(len(tokens))
+        if room < 1:
+            raise RpcError(
+                "context_overflow",
+                f"{len(tokens)} tokens leave no room in a context of {self._schedule.max_context}: lower the "
+                "domain's max_tokens, or raise the model's context",
+            )
+        if self._schedule.is_busy(request.session):
+            raise RpcError("session_busy", f"session {request.session!r} has a request already")
+        return room
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                while not self._schedule.has_work():
+                    self._wake.clear()
+                    await self._wake.wait()
+                    await _let_others_run()
+                began = now()
+                self._step()
+                await _let_others_run()
+                self._busy_seconds += now() - began
+        except Exception as error:
+            logger.exception("the engine failed")
+            self._fail(RpcError("engine_failed", f"{type(error).__name__}: {error}"))
+            raise
+
+    def _step(self) -> None:
+        iteration = self._schedule.plan()
+        if iteration is None:
+            return
+        for request in iteration.started:
+            self._sampling.begin(request.slot, request.seed, request.temperature, request.max_new_tokens)
+        rows = Rows(iteration.slots, iteration.starts, iteration.counts, iteration.sampled)
+        logits = self._decoder.forward(rows, self._schedule.contexts)
+        slots = iteration.slots[iteration.sampled]
+        tokens, logprobs = self._sampling.sample(logits, slots, iteration.sample_index)
+        self._steps += 1
+        self._settle(self._schedule.complete(iteration, tokens, logprobs, self._version))
+
+    def _settle(self, finished: list[Finished]) -> None:
+        for end in finished:
+            future = self._futures.pop(end.request, None)
+            if future is not None and not future.done():
+                future.set_result(Generation(end.tokens, end.logprobs, end.versions, end.stop))
+
+    def _fail(self, error: RpcError) -> None:
+        self._failure = error
+        for future in self._futures.values():
+            if not future.done():
+                future.set_exception(error)
+        self._futures.clear()
+
+
+async def _let_others_run() -> None:
+    for _ in range(_PASSES):
+        await asyncio.sleep(0)

@@ -1,0 +1,299 @@
+"""A run that is up: engines, proxy, environments, trainer, stores; the protocol's steps are its methods.
+
+The training loop (flows/async_train.py) calls them in its mode's order; nothing here decides that order.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from blocks.sample_buffer import SampleBuffer
+from infra.clock import now
+from infra.object_store import ObjectStore
+from infra.processes import ServiceProcess
+from infra.rpc import RpcClient
+from tasks.campaign import Campaign
+from tasks.environment.cluster import EnvironmentCluster
+from tasks.report.run_files import RunFiles
+from tasks.rollout.fleet import RolloutFleet
+from tasks.run_folder import RunFolder
+from tasks.train.collector import Collector
+from tasks.train.lease import TrainerLease
+from tasks.train.ledger import Ledger
+from tasks.train.manifests import BatchManifest, read_manifests
+from tasks.train.staleness import oldest_admissible
+from tasks.train.step_metrics import step_row
+from tasks.trajectory_arrow import from_arrow
+
+logger = logging.getLogger(__name__)
+
+StepObserver = Callable[[dict[str, Any]], Awaitable[None]]
+_current: ContextVar["Session"] = ContextVar("session")
+
+
+class Session:
+    def __init__(
+        self,
+        campaign: Campaign,
+        folder: RunFolder,
+        fleet: RolloutFleet,
+        environments: EnvironmentCluster,
+        trainer: RpcClient,
+        collector: Collector,
+        buffer: SampleBuffer,
+        version: int,
+        started: float,
+    ):
+        self.campaign = campaign
+        self.folder = folder
+        self.files = RunFiles(folder.root)
+        self.fleet = fleet
+        self.environments = environments
+        self.step = version
+        """The next train step, which is also the version of the trainer's weights."""
+        self.served_version = version
+        self.observers: list[StepObserver] = []
+        self._trainer = trainer
+        self._collector = collector
+        self._buffer = buffer
+        self._started = started
+        self._step_started = now()
+        self._stage_seconds: Counter[str] = Counter()
+        self._push: asyncio.Task[None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.campaign.train.steps
+
+    async def begin(self) -> None:
+        """Open admission. Everything a resumed run must know has been restored before this."""
+        await self._collector.begin()
+        self._step_started = now()
+
+    async def get_batch(self, step: int) -> BatchManifest:
+        """Step 1: block until the sample buffer holds the batch, and commit it."""
+        async with self.span("control", "get_batch", step):
+            return await self._collector.get_batch(step)
+
+    async def pushed(self) -> None:
+        """Wait for the background push of the newest weights, if one is under way."""
+        if self._push is not None:
+            await self._push
+            self._push = None
+
+    async def suspend(self, step: int) -> None:
+        """Step 2: generation is frozen, what runs is kept."""
+        async with self.span("control", "suspend", step):
+            await self.fleet.suspend()
+
+    async def update(self, step: int) -> None:
+        """Step 3: every engine takes the newest published version; the label advances once all have it."""
+        async with self.span("weights", "update", step):
+            if self.step != self.served_version:
+                await self.fleet.load_weights(self.step)
+                self.served_version = self.step
+
+    async def resume(self, step: int) -> None:
+        """Step 4: generation goes on; groups are begun under the new version."""
+        async with self.span("control", "resume", step):
+            await self.fleet.resume()
+            self._collector.version_advanced(self.served_version)
+
+    async def recompute(self, step: int) -> int:
+        """Step 5: what was in flight rebuilds its KV under the new weights. Returns the tokens recomputed."""
+        async with self.span("engine", "recompute", step):
+            return await self.fleet.recompute()
+
+    async def train_step(self, batch: BatchManifest) -> dict[str, Any]:
+        """Step 6: train on the batch, save, and begin the push of the new version in the background."""
+        names = [(entry.name, entry.version) for entry in batch.trajectories]
+        async with self.span("trainer", "train_step", batch.step):
+            metrics = await self._trainer.call("train_step", {"step": batch.step, "trajectories": names})
+        self.step = batch.step + 1
+        if self.step % self.campaign.train.checkpoint.every == 0 or self.finished:
+            async with self.span("trainer", "checkpoint", batch.step):
+                await self._trainer.call("save_checkpoint")
+            evicted = oldest_admissible(self.step, self.campaign.train.alpha)
+            await asyncio.to_thread(self._buffer.drop_before, evicted)
+        self._push = asyncio.create_task(self._publish(batch.step))
+        return await self._record(batch, metrics)
+
+    async def _publish(self, step: int) -> None:
+        async with self.span("weights", "publish", step):
+            await self._trainer.call("publish_weights", {"keep_from": self.served_version})
+
+    async def _record(self, batch: BatchManifest, metrics: dict[str, Any]) -> dict[str, Any]:
+        row = step_row(
+            batch,
+            time=self.elapsed,
+            stage_seconds=self._stage_seconds,
+            step_seconds=now() - self._step_started,
+            trainer=metrics,
+            alpha=self.campaign.train.alpha,
+        )
+        self._step_started, self._stage_seconds = now(), Counter()
+        self.files.append_metrics(row)
+        for observer in self.observers:
+            await observer(row)
+        return row
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this session began."""
+        return now() - self._started
+
+    @asynccontextmanager
+    async def span(self, lane: str, stage: str, step: int) -> AsyncIterator[None]:
+        """Time a stage: it goes into the timeline and into the step's metrics."""
+        started = self.elapsed
+        try:
+            yield
+        finally:
+            ended = self.elapsed
+            self._stage_seconds[stage] += ended - started
+            self.files.append_span(lane=lane, stage=stage, step=step, start=started, end=ended)
+
+
+def current_session() -> Session:
+    """The session that the surrounding flow opened. Raises LookupError outside of one."""
+    return _current.get()
+
+
+@asynccontextmanager
+async def open_session(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Session]:
+    """Bring a run up from its folder, at the newest checkpoint if it has one, and take it down at the end.
+
+    The model must be prepared. Inside of another session for the same run, that one is used.
+    """
+    surrounding = _current.get(None)
+    if surrounding is not None and surrounding.folder == folder:
+        yield surrounding
+        return
+    started = now()
+    buffer = SampleBuffer(ObjectStore(folder.samples_url))
+    async with TrainerLease.held(ObjectStore(folder.samples_url)) as lease:
+        stack: list[Callable[[], Awaitable[Any]]] = []
+        try:
+            trainer_process, fleet, environments = await _start(campaign, folder, stack)
+            trainer = await RpcClient(
+                trainer_process.url, token=str(trainer_process.ready["token"])
+            ).connect()
+            stack.append(trainer.close)
+            version = int(trainer_process.ready["version"])
+            manifests = read_manifests(buffer)
+            ledger = _restored_ledger(campaign, buffer, manifests, version)
+            replay = {step: manifest for step, manifest in manifests.items() if step >= version}
+            collector = Collector(ledger, fleet, environments, buffer, lease, replay)
+            stack.append(collector.stop)
+            session = Session(
+                campaign, folder, fleet, environments, trainer, collector, buffer, version, started
+            )
+            session.files.drop_from_step(version)
+            if version > 0:
+                await trainer.call("publish_weights", {"keep_from": version})
+                await fleet.suspend()
+                await fleet.load_weights(version)
+                await fleet.resume()
+            token = _current.set(session)
+            try:
+                yield session
+                await session.pushed()
+            finally:
+                _current.reset(token)
+        finally:
+            for stop in reversed(stack):
+                await stop()
+
+
+async def _start(
+    campaign: Campaign, folder: RunFolder, stack: list[Callable[[], Awaitable[Any]]]
+) -> tuple[ServiceProcess, RolloutFleet, EnvironmentCluster]:
+    """Start trainer, engines and environments side by side; each that started is on the stack."""
+    token = secrets.token_urlsafe(24)
+
+    async def trainer() -> ServiceProcess:
+        process = await ServiceProcess.start(
+            "trainer",
+            "tasks.train.service",
+            {
+                "campaign": campaign.model_dump(mode="json"),
+                "model": str(folder.model),
+                "samples": folder.samples_url,
+                "weights": folder.weights_url,
+                "checkpoints": folder.checkpoints_url,
+                "token": token,
+            },
+            folder.logs / "trainer.log",
+            environment={"OMP_NUM_THREADS": str(campaign.train.trainer.threads)},
+        )
+        stack.append(process.stop)
+        process.ready["token"] = token
+        return process
+
+    async def fleet() -> RolloutFleet:
+        fleet = await RolloutFleet.start(
+            campaign.rollout,
+            model=folder.model,
+            max_context=max(domain.max_tokens for domain in campaign.domains.values()),
+            weights_url=folder.weights_url,
+            version=None,
+            logs=folder.logs,
+        )
+        stack.append(fleet.stop)
+        return fleet
+
+    async def environments() -> EnvironmentCluster:
+        members = campaign.train.group_size + campaign.train.redundancy.members
+        cluster = await EnvironmentCluster.start(campaign.environment, members)
+        stack.append(cluster.stop)
+        return cluster
+
+    started = await asyncio.gather(trainer(), fleet(), environments(), return_exceptions=True)
+    for result in started:
+        if isinstance(result, BaseException):
+            raise result
+    trainer_process, rollout, cluster = started
+    assert isinstance(trainer_process, ServiceProcess)
+    assert isinstance(rollout, RolloutFleet)
+    assert isinstance(cluster, EnvironmentCluster)
+    cluster.connect(
+        {
+            "proxy": {"url": rollout.proxy_url, "token": rollout.token},
+            "campaign": campaign.model_dump(mode="json"),
+            "model": str(folder.model),
+            "samples": {"url": folder.samples_url},
+            "topic": f"trajectories-{folder.name}",
+        }
+    )
+    return trainer_process, rollout, cluster
+
+
+def _restored_ledger(
+    campaign: Campaign, buffer: SampleBuffer, manifests: dict[int, BatchManifest], version: int
+) -> Ledger:
+    ledger = Ledger(
+        weights={name: domain.weight for name, domain in campaign.domains.items()},
+        train=campaign.train,
+        seed=campaign.seed,
+        temperature=campaign.rollout.temperature,
+        attempts=campaign.environment.attempts,
+        failure_budget=campaign.environment.failure_budget,
+    )
+    consumed = {entry.name for manifest in manifests.values() for entry in manifest.trajectories}
+    waiting = [(name, partition) for name, partition in buffer.names() if name not in consumed]
+    trajectories = [from_arrow(data) for data in buffer.get_many(waiting)]
+    ledger.restore(
+        version=version,
+        next_step=max(manifests, default=version - 1) + 1,
+        trained={
+            (entry.group, entry.domain) for manifest in manifests.values() for entry in manifest.trajectories
+        },
+        retired=[group for manifest in manifests.values() for group in manifest.retired_groups],
+        committed=[trajectory.header(name=str(trajectory.key)) for trajectory in trajectories],
+    )
+    return ledger

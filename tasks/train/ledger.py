@@ -1,0 +1,332 @@
+"""The ledger of a run: which groups are open, which are ready, what each batch took. Pure.
+
+It hears events (a member ended, the policy version advanced) and answers with instructions (start this
+member, cancel that one); it knows no clock, network or event loop. A thin driver performs them, the same one
+in a real run and in simulation.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tasks.environment.redundancy import GroupProgress
+from tasks.train.admission import capacity, horizon_slots
+from tasks.train.advantages import has_signal
+from tasks.train.batching import DomainQuota, ReadyGroup, choose
+from tasks.train.config import TrainConfig
+from tasks.train.modes import MODES
+from tasks.train.staleness import oldest_admissible
+from tasks.trajectory import MemberSpec, Reward, StopReason, TrajectoryHeader, TrajectoryKey
+
+HELD_OUT_SEEDS_FROM = 1_000_000_007
+"""Training draws environment seeds below this, evaluation from here on."""
+
+
+class NoSignal(RuntimeError):
+    """Groups keep coming back with all rewards equal, so there is nothing to learn from."""
+
+
+class TooManyFailures(RuntimeError):
+    """More trajectories failed in one step than the campaign allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    member: MemberSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    key: TrajectoryKey
+    reason: StopReason
+
+
+Instruction = Start | Cancel
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a train step is given, and what became of everything else since the batch before."""
+
+    step: int
+    groups: list[ReadyGroup]
+    retired_groups: list[int]  # dropped for good since the batch before
+    counts: Counter[str]
+
+
+class Ledger:
+    def __init__(
+        self,
+        *,
+        weights: Mapping[str, float],
+        train: TrainConfig,
+        seed: int,
+        temperature: float,
+        attempts: int,
+        failure_budget: int,
+    ):
+        self._domains = list(weights)
+        self._train = train
+        self._mode = MODES[train.mode]
+        self._seed = seed
+        self._temperature = temperature
+        self._attempts = attempts
+        self._failure_budget = failure_budget
+        self._quota = DomainQuota(weights, train.groups)
+        self.version = 0
+        self.next_step = 0
+        self._open: dict[int, GroupProgress] = {}
+        self._initiated: dict[int, int] = {}  # open group -> the version it was begun under
+        self._ready: dict[int, ReadyGroup] = {}
+        self._trained: Counter[str] = Counter()  # domain -> groups in batches so far
+        self._gaps: dict[str, list[int]] = {domain: [] for domain in self._domains}
+        self._next_ordinal: Counter[str] = Counter()
+        self._cancelling: set[TrajectoryKey] = set()
+        self._retired: list[int] = []
+        self._counts: Counter[str] = Counter()
+
+    def restore(
+        self,
+        *,
+        version: int,
+        next_step: int,
+        trained: Iterable[tuple[int, str]],
+        retired: Iterable[int],
+        committed: Iterable[TrajectoryHeader],
+    ) -> None:
+        """Take up a run where it was broken off, before any member is started.
+
+        `trained` are the (group, domain) of every batch so far, `retired` the groups dropped for good,
+        `committed` the headers of trajectories that lie in the sample buffer. Members that were committed and
+        not trained are kept; groups that were begun and have nothing to show are begun again.
+        """
+        self.version = version
+        self.next_step = next_step
+        finished = set(retired)
+        for group, domain in trained:
+            finished.add(group)
+            self._trained[domain] += 1
+        kept: dict[int, list[TrajectoryHeader]] = {}
+        for header in committed:
+            if header.key.group not in finished:
+                kept.setdefault(header.key.group, []).append(header)
+        for index, domain in enumerate(self._domains):
+            mine = [group for group in finished | kept.keys() if group % len(self._domains) == index]
+            begun = max(mine, default=-1) // len(self._domains) + 1 if mine else 0
+            self._next_ordinal[domain] = begun
+            self._gaps[domain] = [
+                ordinal for ordinal in range(begun) if ordinal * len(self._domains) + index not in mine
+            ]
+        for group, headers in sorted(kept.items()):
+            progress = self._progress(group, headers[0].domain)
+            for header in sorted(headers, key=lambda header: header.key):
+                progress.done.setdefault(header.key.member, header)
+            self._open[group] = progress
+            self._initiated[group] = min(header.initiating_version for header in headers)
+
+    def begin(self) -> list[Instruction]:
+        """Start what there is room for, and what a restored group still lacks."""
+        instructions = self._cancel_older_than(self.oldest_admissible_version)
+        for group in list(self._open):
+            progress = self._open[group]
+            if len(progress.done) < progress.size:
+                instructions += self._starts(group, progress.launch())
+            if progress.is_complete:
+                instructions += self._close(group)
+        return instructions + self._fill()
+
+    def version_advanced(self, version: int) -> list[Instruction]:
+        """Every engine serves this version now."""
+        self.version = version
+        return self._fill()
+
+    def member_ended(self, header: TrajectoryHeader) -> list[Instruction]:
+        """A trajectory ended, for whatever reason. Raises `TooManyFailures` or `NoSignal`."""
+        if header.key in self._cancelling:
+            self._cancelling.discard(header.key)
+            self._counts[f"outcomes/{header.stop}"] += 1
+            self._counts["tokens/sampled"] += header.sampled_tokens
+            reason = "stale" if header.stop is StopReason.STALE else "cancelled"
+            self._counts[f"tokens/wasted/{reason}"] += header.sampled_tokens
+            return []
+        progress = self._open.get(header.key.group)
+        if progress is None or progress.running.get(header.key.member) != header.key.attempt:
+            return []
+        self._count_end(header)
+        retry = progress.ended(header)
+        instructions: list[Instruction] = []
+        if retry is not None:
+            instructions += self._starts(header.key.group, [(header.key.member, retry)])
+        elif progress.is_complete:
+            instructions += self._close(header.key.group)
+        return instructions + self._fill()
+
+    def take_batch(self) -> tuple[Batch | None, list[Instruction]]:
+        """The next step's batch if its groups are ready; what has become too old by then is dropped."""
+        instructions: list[Instruction] = []
+        bound = oldest_admissible(self.next_step, self._train.alpha)
+        for ready in [group for group in self._ready.values() if group.oldest_version < bound]:
+            self._drop(ready, "stale")
+        if self._mode.bounds_every_turn:
+            instructions += self._cancel_older_than(bound)
+        chosen = choose(list(self._ready.values()), self._quota.of_batch(self.next_step))
+        if chosen is None:
+            return None, instructions + self._fill()
+        for group in chosen:
+            del self._ready[group.group]
+            self._trained[group.domain] += 1
+        batch = Batch(self.next_step, chosen, self._retired, self._counts)
+        self.next_step += 1
+        self._retired, self._counts = [], Counter()
+        if self._mode.bounds_every_turn:
+            instructions += self._cancel_older_than(oldest_admissible(self.next_step, self._train.alpha))
+        return batch, instructions + self._fill()
+
+    @property
+    def oldest_admissible_version(self) -> int:
+        """Trajectories begun before this version can no longer be trained."""
+        return oldest_admissible(self.next_step, self._train.alpha)
+
+    @property
+    def running_members(self) -> int:
+        return sum(len(progress.running) for progress in self._open.values())
+
+    @property
+    def ready_groups(self) -> int:
+        return len(self._ready)
+
+    def _fill(self) -> list[Instruction]:
+        if self.version < self.oldest_admissible_version:
+            return []
+        slots = horizon_slots(
+            version=self.version,
+            alpha=self._train.alpha,
+            groups_per_batch=self._train.groups,
+            steps=self._train.steps,
+            redundant_groups=self._train.redundancy.groups,
+        )
+        counted = Counter(self._trained)
+        counted.update(progress.domain for progress in self._open.values())
+        counted.update(ready.domain for ready in self._ready.values())
+        instructions: list[Instruction] = []
+        for domain, places in capacity(self._quota, slots, counted).items():
+            for _ in range(places):
+                instructions += self._begin_group(domain)
+        return instructions
+
+    def _begin_group(self, domain: str) -> list[Instruction]:
+        if self._gaps[domain]:
+            ordinal = self._gaps[domain].pop(0)
+        else:
+            ordinal = self._next_ordinal[domain]
+            self._next_ordinal[domain] += 1
+        group = ordinal * len(self._domains) + self._domains.index(domain)
+        progress = self._progress(group, domain)
+        self._open[group] = progress
+        self._initiated[group] = self.version
+        return self._starts(group, progress.launch())
+
+    def _progress(self, group: int, domain: str) -> GroupProgress:
+        return GroupProgress(
+            group, domain, self._train.group_size, self._train.redundancy.members, self._attempts
+        )
+
+    def _starts(self, group: int, launched: list[tuple[int, int]]) -> list[Instruction]:
+        domain = self._open[group].domain
+        environment_seed = derived_seed(self._seed, "environment", group) % HELD_OUT_SEEDS_FROM
+        return [
+            Start(
+                MemberSpec(
+                    key=TrajectoryKey(group, member, attempt),
+                    domain=domain,
+                    environment_seed=environment_seed,
+                    sampling_seed=derived_seed(self._seed, "sampling", group, member, attempt),
+                    initiating_version=self.version,
+                    temperature=self._temperature,
+                )
+            )
+            for member, attempt in launched
+        ]
+
+    def _close(self, group: int) -> list[Instruction]:
+        """All that a group needs is there, or all that can come has come."""
+        progress = self._open.pop(group)
+        del self._initiated[group]
+        instructions = self._cancel_running(progress, StopReason.CANCELLED)
+        ready = ReadyGroup(group, progress.domain, progress.members)
+        self._counts["groups/generated"] += 1
+        if len(ready.members) < progress.size:
+            self._counts["groups/short"] += 1
+        if not ready.members:
+            self._drop(ready, "failed")
+            return instructions
+        if not has_signal([reward_of(member) for member in ready.members]):
+            self._counts["groups/zero_variance"] += 1
+            if self._train.algorithm.zero_variance == "refill":
+                self._drop(ready, "zero_variance")
+                self._check_signal()
+                return instructions
+        self._ready[group] = ready
+        return instructions
+
+    def _check_signal(self) -> None:
+        tries = self._train.algorithm.refill_tries * self._train.groups
+        if self._counts["groups/dropped/zero_variance"] > tries:
+            generated = self._counts["groups/generated"]
+            useful = generated - self._counts["groups/zero_variance"]
+            raise NoSignal(
+                f"step {self.next_step}: only {useful} of {generated} groups have rewards that differ. "
+                "Make the domains easier or harder, or change train.algorithm.zero_variance or refill_tries"
+            )
+
+    def _cancel_older_than(self, bound: int) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for group in [group for group, version in self._initiated.items() if version < bound]:
+            progress = self._open.pop(group)
+            del self._initiated[group]
+            instructions += self._cancel_running(progress, StopReason.STALE)
+            self._drop(ReadyGroup(group, progress.domain, tuple(progress.done.values())), "stale")
+        return instructions
+
+    def _cancel_running(self, progress: GroupProgress, reason: StopReason) -> list[Instruction]:
+        keys = [
+            TrajectoryKey(progress.group, member, attempt) for member, attempt in progress.running.items()
+        ]
+        progress.running.clear()
+        self._cancelling.update(keys)
+        return [Cancel(key, reason) for key in keys]
+
+    def _drop(self, ready: ReadyGroup, reason: str) -> None:
+        self._ready.pop(ready.group, None)
+        self._retired.append(ready.group)
+        self._counts[f"groups/dropped/{reason}"] += 1
+        self._counts[f"tokens/wasted/{reason}"] += sum(member.sampled_tokens for member in ready.members)
+
+    def _count_end(self, header: TrajectoryHeader) -> None:
+        self._counts[f"outcomes/{header.stop}"] += 1
+        self._counts["tokens/sampled"] += header.sampled_tokens
+        self._counts["rollout/turns"] += header.turns
+        if not isinstance(header.outcome, Reward):
+            self._counts["tokens/wasted/failed"] += header.sampled_tokens
+            self._counts["failures"] += 1
+            if self._counts["failures"] > self._failure_budget:
+                raise TooManyFailures(
+                    f"{self._counts['failures']} trajectories failed before the batch of step "
+                    f"{self.next_step} was complete; the last, of domain {header.domain!r}: {header.stop}, "
+                    f"{header.error or header.outcome}. Mend the domain's environment or reward, "
+                    "or raise environment.failure_budget"
+                )
+
+
+def reward_of(header: TrajectoryHeader) -> float:
+    """The reward of a trajectory that counts. Raises TypeError for one that has none."""
+    if not isinstance(header.outcome, Reward):
+        raise TypeError(f"trajectory {header.key} has no reward: {header.outcome}")
+    return header.outcome.value
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A 63-bit seed that depends on every part, the same on every machine."""
+    digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

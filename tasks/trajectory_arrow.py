@@ -1,0 +1,225 @@
+"""A trajectory as Arrow: one row whose per-token arrays and turns are lists.
+
+The object of a trajectory in the sample buffer is an Arrow IPC stream of one record batch of one row. The
+archive of a step is the same rows in Parquet, so DuckDB and pandas read both without this project.
+"""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tasks.trajectory import (
+    InfraError,
+    Outcome,
+    Reward,
+    Skip,
+    StopReason,
+    Trajectory,
+    TrajectoryKey,
+    Turn,
+)
+
+TURN_TYPE = pa.struct(
+    [
+        ("response_start", pa.int32()),
+        ("response_end", pa.int32()),
+        ("stop", pa.string()),
+        ("action", pa.string()),
+        ("environment_reward", pa.float64()),
+        ("generate_seconds", pa.float64()),
+        ("environment_seconds", pa.float64()),
+    ]
+)
+
+SCHEMA = pa.schema(
+    [
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("group_id", pa.int64(), nullable=False),
+        pa.field("member", pa.int32(), nullable=False),
+        pa.field("attempt", pa.int32(), nullable=False),
+        pa.field("domain", pa.string(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("initiating_version", pa.int32(), nullable=False),
+        pa.field("stop", pa.string(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),  # reward, skip or infra_error
+        pa.field("reward", pa.float64()),  # null unless the outcome is a reward
+        pa.field("outcome_reason", pa.string()),  # null if the outcome is a reward
+        pa.field("tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("versions", pa.list_(pa.int32()), nullable=False),
+        pa.field("turns", pa.list_(TURN_TYPE), nullable=False),
+        pa.field("info", pa.string(), nullable=False),  # JSON
+    ]
+)
+"""Columns of a stored trajectory. The four arrays of a row have equal length."""
+
+
+class NotATrajectory(ValueError):
+    """These bytes are no trajectory of this schema: cut short, or written by something else."""
+
+
+def to_arrow(trajectory: Trajectory) -> bytes:
+    """The trajectory as an Arrow IPC stream; `from_arrow` gives back an equal one.
+
+    Raises TypeError or ValueError when `info` is not JSON.
+    """
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        writer.write_batch(to_record_batch(trajectory))
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def from_arrow(data: bytes) -> Trajectory:
+    """Raises `NotATrajectory`."""
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            batch = reader.read_next_batch()
+        batch.validate(full=True)
+    except (pa.ArrowInvalid, OSError, StopIteration) as error:
+        raise NotATrajectory(f"no Arrow stream of a trajectory: {error}") from None
+    if batch.num_rows != 1:
+        raise NotATrajectory(f"a trajectory is one row, not {batch.num_rows}")
+    return from_record_batch(batch)[0]
+
+
+def to_record_batch(trajectory: Trajectory) -> pa.RecordBatch:
+    """One row of `SCHEMA`."""
+    key = trajectory.key
+    outcome, reward, reason = _outcome_columns(trajectory.outcome)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([str(key)], pa.string()),
+            pa.array([key.group], pa.int64()),
+            pa.array([key.member], pa.int32()),
+            pa.array([key.attempt], pa.int32()),
+            pa.array([trajectory.domain], pa.string()),
+            pa.array([trajectory.seed], pa.int64()),
+            pa.array([trajectory.initiating_version], pa.int32()),
+            pa.array([trajectory.stop.value], pa.string()),
+            pa.array([outcome], pa.string()),
+            pa.array([reward], pa.float64()),
+            pa.array([reason], pa.string()),
+            _list_of_one(pa.array(trajectory.tokens, pa.int32())),
+            _list_of_one(pa.array(trajectory.loss_mask, pa.bool_())),
+            _list_of_one(pa.array(trajectory.logprobs, pa.float32())),
+            _list_of_one(pa.array(trajectory.versions, pa.int32())),
+            _list_of_one(_turn_array(trajectory.turns)),
+            pa.array([json.dumps(trajectory.info)], pa.string()),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
+    """The trajectories of the rows; further columns are ignored. Raises `NotATrajectory`."""
+    try:
+        columns = {field.name: batch.column(field.name) for field in SCHEMA}
+    except KeyError as error:
+        raise NotATrajectory(f"the column {error} is missing") from None
+    for field in SCHEMA:
+        if columns[field.name].type != field.type:
+            raise NotATrajectory(f"column {field.name} is {columns[field.name].type}, not {field.type}")
+    header = {name: columns[name].to_pylist() for name in _HEADER}
+    arrays = {name: _split(columns[name]) for name in ("tokens", "loss_mask", "logprobs", "versions")}
+    turns = _split_turns(columns["turns"])
+    return [
+        Trajectory(
+            key=TrajectoryKey(header["group_id"][row], header["member"][row], header["attempt"][row]),
+            domain=header["domain"][row],
+            seed=header["seed"][row],
+            initiating_version=header["initiating_version"][row],
+            tokens=arrays["tokens"][row],
+            loss_mask=arrays["loss_mask"][row],
+            logprobs=arrays["logprobs"][row],
+            versions=arrays["versions"][row],
+            turns=turns[row],
+            stop=StopReason(header["stop"][row]),
+            outcome=_outcome(header["outcome"][row], header["reward"][row], header["outcome_reason"][row]),
+            info=json.loads(header["info"][row]),
+        )
+        for row in range(batch.num_rows)
+    ]
+
+
+_HEADER = (
+    "group_id",
+    "member",
+    "attempt",
+    "domain",
+    "seed",
+    "initiating_version",
+    "stop",
+    "outcome",
+    "reward",
+    "outcome_reason",
+    "info",
+)
+_TURN_FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
+
+
+def _list_of_one(values: pa.Array) -> pa.ListArray:
+    offsets = pa.array(np.array([0, len(values)], np.int32))
+    return pa.ListArray.from_arrays(offsets, values)
+
+
+def _turn_array(turns: Sequence[Turn]) -> pa.StructArray:
+    return pa.StructArray.from_arrays(
+        [
+            pa.array([turn.response_start for turn in turns], pa.int32()),
+            pa.array([turn.response_end for turn in turns], pa.int32()),
+            pa.array([turn.stop.value for turn in turns], pa.string()),
+            pa.array([turn.action for turn in turns], pa.string()),
+            pa.array([turn.environment_reward for turn in turns], pa.float64()),
+            pa.array([turn.generate_seconds for turn in turns], pa.float64()),
+            pa.array([turn.environment_seconds for turn in turns], pa.float64()),
+        ],
+        fields=list(TURN_TYPE),
+    )
+
+
+def _split(column: pa.ListArray) -> list[NDArray[Any]]:
+    """The lists of a column as arrays of their own, which may be written to."""
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    return [values[start:end].copy() for start, end in _spans(column)]
+
+
+def _split_turns(column: pa.ListArray) -> list[list[Turn]]:
+    values = column.flatten()
+    fields = {field.name: values.field(index).to_pylist() for index, field in enumerate(TURN_TYPE)}
+    fields["stop"] = [StopReason(stop) for stop in fields["stop"]]
+    turns = [Turn(*row) for row in zip(*(fields[name] for name in _TURN_FIELDS), strict=True)]
+    return [turns[start:end] for start, end in _spans(column)]
+
+
+def _spans(column: pa.ListArray) -> Iterable[tuple[int, int]]:
+    """Start and end of each list in the flattened column, which begins at the first of them."""
+    offsets = column.offsets.to_pylist()
+    return itertools.pairwise(offset - offsets[0] for offset in offsets)
+
+
+def _outcome_columns(outcome: Outcome) -> tuple[str, float | None, str | None]:
+    match outcome:
+        case Reward(value):
+            return "reward", value, None
+        case Skip(reason):
+            return "skip", None, reason
+        case InfraError(reason):
+            return "infra_error", None, reason
+
+
+def _outcome(kind: str, reward: float | None, reason: str | None) -> Outcome:
+    if kind == "reward" and reward is not None:
+        return Reward(reward)
+    if kind == "skip" and reason is not None:
+        return Skip(reason)
+    if kind == "infra_error" and reason is not None:
+        return InfraError(reason)
+    raise NotATrajectory(f"outcome {kind!r} with reward {reward} and reason {reason!r}")
