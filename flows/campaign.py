@@ -7,7 +7,6 @@ from typing import Any
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
-from tasks.report.evaluation_table import format_evaluation
 
 from flows.async_train import async_train
 from flows.evaluate import evaluate
@@ -15,6 +14,7 @@ from flows.observation import observed
 from flows.preparation import new_run_name, open_run, prepare_model
 from tasks.campaign import Campaign, CampaignError
 from tasks.report.artifacts import CampaignArtifacts
+from tasks.report.evaluation_table import format_evaluation
 from tasks.report.html import write_report
 from tasks.report.run_files import RunFiles
 from tasks.run_folder import RunFolder

@@ -54,6 +54,7 @@ class ChildPool:
         self._start_limit_s = start_limit_s
         self._slots = [_Slot() for _ in range(size)]
         self._waiting: deque[_Call] = deque()
+        self._leaving: set[Child] = set()  # killed, not gone yet
         self._closed = False
 
     async def start(self) -> None:
@@ -82,15 +83,14 @@ class ChildPool:
     async def close(self) -> None:
         """Kill every child; calls still waiting end with `ChildDied`."""
         self._closed = True
+        starting = [slot.starting for slot in self._slots if slot.starting is not None]
+        for task in starting:
+            task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
         for slot in self._slots:
-            if slot.starting is not None:
-                slot.starting.cancel()
-            if slot.timer is not None:
-                slot.timer.cancel()
-            child, slot.child = slot.child, None
-            if child is not None:
-                await child.stop()
+            self._replace(slot)
         self._fail_waiting("the pool was closed")
+        await asyncio.gather(*(child.stop() for child in self._leaving))
 
     def _restart(self, slot: _Slot) -> None:
         if not self._closed:
@@ -163,6 +163,7 @@ class ChildPool:
         self._replace(slot)
 
     def _lost(self, slot: _Slot, child: Child) -> None:
+        self._leaving.discard(child)
         if slot.child is not child:
             return
         if slot.sent:
@@ -176,7 +177,7 @@ class ChildPool:
         self._waiting.extendleft(reversed(slot.sent))
         slot.sent.clear()
         self._watch(slot)
-        if child is not None:
-            child.kill()
+        if child is not None and child.kill():
+            self._leaving.add(child)
         self._restart(slot)
         self._dispatch()

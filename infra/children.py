@@ -86,11 +86,10 @@ class Child(asyncio.SubprocessProtocol):
         try:
             async with asyncio.timeout(start_limit_s):
                 await child._ready
-        except TimeoutError:
-            child.kill()
-            raise ChildDied(f"{module} was not ready within {start_limit_s} s") from None
-        except asyncio.CancelledError:
-            child.kill()
+        except BaseException as error:
+            await child.stop()
+            if isinstance(error, TimeoutError):
+                raise ChildDied(f"{module} was not ready within {start_limit_s} s") from None
             raise
         return child
 
@@ -132,18 +131,23 @@ class Child(asyncio.SubprocessProtocol):
         if self.alive:
             self._send([None, op, payload])
 
-    def kill(self) -> None:
-        """SIGKILL to the child and every process of its group. Outstanding calls end with `ChildDied`."""
+    def kill(self) -> bool:
+        """SIGKILL to the child and every process of its group; False when it had ended before.
+
+        Outstanding calls end with `ChildDied`. `on_exit` is told when it is gone.
+        """
         if self._exited.done() or self._transport is None:
-            return
+            return False
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._transport.get_pid(), signal.SIGKILL)
         self._ended()
+        return True
 
     async def stop(self) -> None:
         """Kill it and wait until it is gone."""
-        self.kill()
-        await asyncio.shield(self._exited)
+        if self._transport is not None:
+            self.kill()
+            await asyncio.shield(self._exited)
 
     # ---- asyncio.SubprocessProtocol
 

@@ -10,6 +10,7 @@ A server binds loopback unless it is given a token, which every connection must 
 """
 
 import asyncio
+import functools
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping
@@ -52,6 +53,10 @@ def unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, raw=False, strict_map_key=False)
 
 
+def _forget(running: dict[int, asyncio.Task[None]], call_id: int, _: asyncio.Task[None]) -> None:
+    running.pop(call_id, None)
+
+
 class RpcConnection:
     """The server's end of one client's connection."""
 
@@ -62,6 +67,9 @@ class RpcConnection:
         """Send the client something it did not ask for. A closed connection is not an error here."""
         if not self._socket.closed:
             await self._socket.send_bytes(pack([None, name, payload]))
+
+    async def close(self) -> None:
+        await self._socket.close(code=aiohttp.WSCloseCode.GOING_AWAY)
 
 
 class RpcServer:
@@ -91,7 +99,7 @@ class RpcServer:
         """
         if host not in LOOPBACK and not self._token:
             raise ValueError(f"refusing to listen on {host!r} without a token: set one, or bind 127.0.0.1")
-        self._runner = web.AppRunner(self._app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(self._app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         await site.start()
@@ -104,7 +112,9 @@ class RpcServer:
             await connection.notify(name, payload)
 
     async def stop(self) -> None:
+        """Close every connection, which cancels what runs on it, and stop listening."""
         if self._runner is not None:
+            await asyncio.gather(*(connection.close() for connection in list(self.connections)))
             await self._runner.cleanup()
             self._runner = None
 
@@ -130,7 +140,7 @@ class RpcServer:
                     continue
                 task = asyncio.create_task(self._answer(socket, connection, call_id, method, payload))
                 running[call_id] = task
-                task.add_done_callback(lambda _, call_id=call_id: running.pop(call_id, None))
+                task.add_done_callback(functools.partial(_forget, running, call_id))
         finally:
             self.connections.discard(connection)
             for task in list(running.values()):

@@ -6,7 +6,7 @@ The training loop (flows/async_train.py) calls them in its mode's order; nothing
 import asyncio
 import logging
 import secrets
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -25,7 +25,7 @@ from tasks.run_folder import RunFolder
 from tasks.train.collector import Collector
 from tasks.train.lease import TrainerLease
 from tasks.train.ledger import Ledger
-from tasks.train.manifests import BatchManifest, read_manifests
+from tasks.train.manifests import BatchManifest, ManifestHistory, read_manifests
 from tasks.train.staleness import oldest_admissible
 from tasks.train.step_metrics import step_row
 from tasks.trajectory_arrow import from_arrow
@@ -41,6 +41,7 @@ class Session:
         self,
         campaign: Campaign,
         folder: RunFolder,
+        files: RunFiles,
         fleet: RolloutFleet,
         environments: EnvironmentCluster,
         trainer: RpcClient,
@@ -51,7 +52,7 @@ class Session:
     ):
         self.campaign = campaign
         self.folder = folder
-        self.files = RunFiles(folder.root)
+        self.files = files
         self.fleet = fleet
         self.environments = environments
         self.step = version
@@ -63,8 +64,10 @@ class Session:
         self._buffer = buffer
         self._started = started
         self._step_started = now()
-        self._stage_seconds: Counter[str] = Counter()
+        self._stage_seconds: defaultdict[str, float] = defaultdict(float)
         self._push: asyncio.Task[None] | None = None
+        self._generating_since = 0.0
+        self._batch: tuple[int, asyncio.Future[BatchManifest]] | None = None
 
     @property
     def finished(self) -> bool:
@@ -74,11 +77,18 @@ class Session:
         """Open admission. Everything a resumed run must know has been restored before this."""
         await self._collector.begin()
         self._step_started = now()
+        self._generating_since = self.elapsed
 
     async def get_batch(self, step: int) -> BatchManifest:
         """Step 1: block until the sample buffer holds the batch, and commit it."""
         async with self.span("control", "get_batch", step):
             return await self._collector.get_batch(step)
+
+    async def batch_ready(self, step: int) -> BatchManifest:
+        """`get_batch` for several stages that wait for the same batch side by side."""
+        if self._batch is None or self._batch[0] != step:
+            self._batch = (step, asyncio.ensure_future(self.get_batch(step)))
+        return await asyncio.shield(self._batch[1])
 
     async def pushed(self) -> None:
         """Wait for the background push of the newest weights, if one is under way."""
@@ -90,6 +100,7 @@ class Session:
         """Step 2: generation is frozen, what runs is kept."""
         async with self.span("control", "suspend", step):
             await self.fleet.suspend()
+        self.files.append_span("engine", "generate", step, self._generating_since, self.elapsed)
 
     async def update(self, step: int) -> None:
         """Step 3: every engine takes the newest published version; the label advances once all have it."""
@@ -103,6 +114,7 @@ class Session:
         async with self.span("control", "resume", step):
             await self.fleet.resume()
             self._collector.version_advanced(self.served_version)
+        self._generating_since = self.elapsed
 
     async def recompute(self, step: int) -> int:
         """Step 5: what was in flight rebuilds its KV under the new weights. Returns the tokens recomputed."""
@@ -136,7 +148,7 @@ class Session:
             trainer=metrics,
             alpha=self.campaign.train.alpha,
         )
-        self._step_started, self._stage_seconds = now(), Counter()
+        self._step_started, self._stage_seconds = now(), defaultdict(float)
         self.files.append_metrics(row)
         for observer in self.observers:
             await observer(row)
@@ -185,15 +197,15 @@ async def open_session(campaign: Campaign, folder: RunFolder) -> AsyncIterator[S
             ).connect()
             stack.append(trainer.close)
             version = int(trainer_process.ready["version"])
-            manifests = read_manifests(buffer)
-            ledger = _restored_ledger(campaign, buffer, manifests, version)
-            replay = {step: manifest for step, manifest in manifests.items() if step >= version}
-            collector = Collector(ledger, fleet, environments, buffer, lease, replay)
+            history = ManifestHistory(read_manifests(buffer).values())
+            ledger = _restored_ledger(campaign, buffer, history, version)
+            collector = Collector(ledger, fleet, environments, buffer, lease, history, version)
             stack.append(collector.stop)
+            files = RunFiles(folder.root)
+            started -= files.drop_from_step(version)
             session = Session(
-                campaign, folder, fleet, environments, trainer, collector, buffer, version, started
+                campaign, folder, files, fleet, environments, trainer, collector, buffer, version, started
             )
-            session.files.drop_from_step(version)
             if version > 0:
                 await trainer.call("publish_weights", {"keep_from": version})
                 await fleet.suspend()
@@ -274,7 +286,7 @@ async def _start(
 
 
 def _restored_ledger(
-    campaign: Campaign, buffer: SampleBuffer, manifests: dict[int, BatchManifest], version: int
+    campaign: Campaign, buffer: SampleBuffer, history: ManifestHistory, version: int
 ) -> Ledger:
     ledger = Ledger(
         weights={name: domain.weight for name, domain in campaign.domains.items()},
@@ -284,16 +296,14 @@ def _restored_ledger(
         attempts=campaign.environment.attempts,
         failure_budget=campaign.environment.failure_budget,
     )
-    consumed = {entry.name for manifest in manifests.values() for entry in manifest.trajectories}
-    waiting = [(name, partition) for name, partition in buffer.names() if name not in consumed]
+    waiting = history.unconsumed(buffer.names())
     trajectories = [from_arrow(data) for data in buffer.get_many(waiting)]
+    next_step = history.next_step
     ledger.restore(
         version=version,
-        next_step=max(manifests, default=version - 1) + 1,
-        trained={
-            (entry.group, entry.domain) for manifest in manifests.values() for entry in manifest.trajectories
-        },
-        retired=[group for manifest in manifests.values() for group in manifest.retired_groups],
+        next_step=version if next_step is None else next_step,
+        trained={(entry.group, entry.domain) for batch in history.manifests for entry in batch.trajectories},
+        retired=history.retired_groups,
         committed=[trajectory.header(name=str(trajectory.key)) for trajectory in trajectories],
     )
     return ledger

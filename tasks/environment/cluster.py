@@ -84,9 +84,9 @@ class EnvironmentCluster:
         for watching in self._watching:
             watching.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
-        await self._client.close()
-        if self._cluster is not None:
-            await self._cluster.close()
+        for closing in (self._client.close(), self._cluster.close() if self._cluster else None):
+            if closing is not None:
+                await closing
 
     def _on_event(self, event: tuple[float, dict[str, Any]]) -> None:
         self._ended(TrajectoryHeader.from_json(event[1]))

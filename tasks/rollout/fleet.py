@@ -2,14 +2,16 @@
 
 import asyncio
 import secrets
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
 from infra.processes import ServiceProcess
 from infra.rpc import RpcClient
 from tasks.rollout.config import RolloutConfig
 from tasks.trajectory import StopReason
+
+
+COUNTERS = ("prefill_tokens", "recomputed_tokens", "decode_tokens", "cached_tokens", "steps", "busy_seconds")
 
 
 @dataclass(slots=True)
@@ -93,9 +95,17 @@ class RolloutFleet:
     async def set_oldest_admissible(self, version: int) -> None:
         await self._client.call("set_oldest_admissible", {"version": version})
 
-    async def stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = await self._client.call("stats")
-        return stats
+    async def recompute(self) -> int:
+        """Wait until what was frozen has rebuilt its KV. Returns the tokens recomputed since the resume."""
+        return int(await self._client.call("recompute"))
+
+    async def counters(self) -> Counter[str]:
+        """What all engines have done since they started: the sums of their `EngineStats`, and `turns`."""
+        stats = await self._client.call("stats")
+        counters = Counter({"turns": stats["turns"]})
+        for engine in stats["engines"].values():
+            counters.update({name: value for name, value in engine.items() if name in COUNTERS})
+        return counters
 
     async def stop(self) -> None:
         await self._client.close()

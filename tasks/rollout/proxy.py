@@ -44,6 +44,10 @@ class LLMProxy:
         self._engines[address.name] = await RpcClient(address.url, token=address.token).connect()
         self._router.add_worker(address.name, address.pool)
 
+    async def close(self) -> None:
+        for engine in self._engines.values():
+            await engine.close()
+
     async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
         """One turn, as the engine answers it.
 
@@ -140,6 +144,11 @@ class LLMProxy:
         await self._on_every_engine("resume")
         self._open.set()
 
+    async def recompute(self) -> int:
+        """Wait until the requests that were frozen at the last update have rebuilt their KV."""
+        names = self._available()
+        return sum(await asyncio.gather(*(self._engines[name].call("recompute") for name in names)))
+
     async def stats(self) -> dict[str, Any]:
         names = self._available()
         answers = await asyncio.gather(*(self._engines[name].call("stats") for name in names))
@@ -195,10 +204,23 @@ async def serve_proxy(settings: dict[str, Any], ready: Callable[[dict[str, Any]]
     async def resume(_: Any, __: RpcConnection) -> None:
         await proxy.resume()
 
+    async def recompute(_: Any, __: RpcConnection) -> int:
+        return await proxy.recompute()
+
     async def stats(_: Any, __: RpcConnection) -> dict[str, Any]:
         return await proxy.stats()
 
-    handlers = (generate, finish, abort, set_oldest_admissible, suspend, load_weights, resume, stats)
+    handlers = (
+        generate,
+        finish,
+        abort,
+        set_oldest_admissible,
+        suspend,
+        load_weights,
+        resume,
+        recompute,
+        stats,
+    )
     server = RpcServer({handler.__name__: handler for handler in handlers}, token=settings.get("token"))
     url = await server.start(settings.get("host", "127.0.0.1"), settings.get("port", 0))
     ready({"url": url})

@@ -9,7 +9,7 @@ from tasks.environment.cluster import EnvironmentCluster
 from tasks.rollout.fleet import RolloutFleet
 from tasks.train.lease import TrainerLease
 from tasks.train.ledger import Batch, Cancel, Instruction, Ledger, Start, reward_of
-from tasks.train.manifests import BatchManifest, ManifestEntry, commit
+from tasks.train.manifests import BatchManifest, ManifestEntry, ManifestHistory, commit
 from tasks.trajectory import TrajectoryHeader
 
 
@@ -21,16 +21,18 @@ class Collector:
         environments: EnvironmentCluster,
         buffer: SampleBuffer,
         lease: TrainerLease,
-        replay: dict[int, BatchManifest],
+        history: ManifestHistory,
+        version: int,
     ):
-        """`replay` holds the batches that were committed before the run was broken off and must be trained
-        again because no checkpoint holds them."""
+        """Batches in `history` from step `version` on were committed before the run was broken off, and are
+        trained again because no checkpoint holds them."""
         self._ledger = ledger
         self._fleet = fleet
         self._environments = environments
         self._buffer = buffer
         self._lease = lease
-        self._replay = dict(replay)
+        self._history = history
+        self._replay = {batch.step: batch for batch in history.manifests if batch.step >= version}
         self._changed = asyncio.Event()
         self._problem: Exception | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -88,7 +90,7 @@ class Collector:
             retired_groups=batch.retired_groups,
             counts=dict(batch.counts),
         )
-        return commit(self._buffer, manifest, self._lease)
+        return commit(self._buffer, manifest, self._lease, self._history)
 
     def _on_end(self, header: TrajectoryHeader) -> None:
         try:

@@ -112,6 +112,7 @@ async def test_death_ends_every_outstanding_call():
     assert [type(result) for result in results] == [ChildDied, ChildDied]
     with pytest.raises(ChildDied):
         await child.request("obey", ["echo", 1])
+    await child.stop()
 
 
 async def test_a_child_that_ends_at_once_is_an_error_of_start():

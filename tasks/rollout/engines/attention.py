@@ -1,9 +1,10 @@
 """Ragged batches over a slot-based KV cache: which rows attend together, and the attention itself.
 
-A row is one request's new tokens. Linear layers see the tokens of all rows flattened; attention sees groups of
-rows of similar length, so that padding never more than doubles its work.
+A row is one request's new tokens. Linear layers see the tokens of all rows flattened; attention sees groups
+of rows of similar length, so that padding costs little.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ _CONTEXT_BUCKET_FLOOR = 7  # contexts of up to 2**7 tokens are not worth a group
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """New tokens to compute: row r is tokens `starts[r] .. starts[r] + counts[r]` of the context in `slots[r]`.
+    """New tokens to compute: row r is tokens `starts[r] : starts[r] + counts[r]` of slot `slots[r]`.
 
     `sampled` marks the rows whose last token's logits are wanted. The cache holds all tokens before `starts`.
     """
@@ -91,7 +92,7 @@ def arrange(rows: Rows, contexts: NDArray[np.int32], cache: KvCache) -> RaggedBa
         cache_index=torch.from_numpy(token_slots * cache.max_context + positions),
         groups=[
             _group(slots[a:b], starts[a:b], counts[a:b], int(ends[a] - counts[a]), cache.layers[0])
-            for a, b in zip(bounds[:-1], bounds[1:], strict=True)
+            for a, b in itertools.pairwise(bounds)
         ],
         max_context=cache.max_context,
         sampled=torch.from_numpy(last[rows.sampled]),
@@ -104,8 +105,7 @@ def attend(qkv: Tensor, batch: RaggedBatch, cached: Tensor, heads: int) -> Tenso
     Writes the new keys and values to the cache first. Returns [T, heads * head_dim]. Consecutive query heads
     share a KV head (grouped-query attention).
     """
-    _, _, kv_heads, head_dim = cached.shape
-    width = heads * head_dim
+    width = heads * cached.shape[-1]
     cached.view(len(cached), -1).index_copy_(0, batch.cache_index, qkv[:, width:])
     outputs = [
         _attend_group(qkv[group.tokens, :width], group, cached, batch.max_context) for group in batch.groups

@@ -1,10 +1,10 @@
 """Continuous batching as a state machine: events in, the next iteration out.
 
-It knows no model, no asyncio and no clock. Every running request holds a slot of the KV cache; the state of all
-slots lies in arrays, so planning and finishing an iteration costs the same for one request and for a hundred.
+It knows no model, no asyncio and no clock. Every running request holds a slot of the KV cache; the state of
+all slots lies in arrays, so an iteration costs the same to plan for one request and for a hundred.
 
 waiting --(slot, place in the batch)--> running: prefill in chunks, decode --> finished: the session keeps its
-slot idle, until its next turn reuses what is cached, it ends, or the least recently used idle slot is evicted.
+slot idle, until its next turn reuses what is cached, it ends, or it is the least recently used and evicted.
 """
 
 import heapq
@@ -43,7 +43,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """What to compute next: row r is tokens `starts[r] .. starts[r] + counts[r]` of the context in `slots[r]`."""
+    """Compute next: row r is tokens `starts[r] : starts[r] + counts[r]` of the context in `slots[r]`."""
 
     slots: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -64,7 +64,7 @@ class Counters:
 
 
 class BatchSchedule:
-    """Which request runs when and where. Commands come between `complete` and the next `plan`, never inside."""
+    """Which request runs when and where. Events come between `complete` and the next `plan`."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BatchSchedule:
         max_context: int,
         stop_tokens: Collection[int],
     ):
-        """`max_batch_tokens` bounds the prefill tokens of one iteration. Raises ValueError on too few slots."""
+        """`max_batch_tokens` bounds an iteration's prefill. Raises ValueError on too few slots."""
         if slots < max_running:
             raise ValueError(
                 f"max_sessions ({slots}) must be at least max_running ({max_running}): change one of them"
@@ -137,8 +137,8 @@ class BatchSchedule:
             raise ValueError(f"session {request.session!r} has a request already")
         if not 0 < len(request.tokens) <= len(request.tokens) + request.max_new_tokens <= self.max_context:
             raise ValueError(
-                f"{len(request.tokens)} tokens and {request.max_new_tokens} to sample do not fit a context of "
-                f"{self.max_context}"
+                f"{len(request.tokens)} tokens and {request.max_new_tokens} to sample do not fit a "
+                f"context of {self.max_context}"
             )
         if request.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
@@ -215,7 +215,7 @@ class BatchSchedule:
         logprobs: NDArray[np.float32],
         version: int,
     ) -> list[Finished]:
-        """The iteration was computed; `tokens` and `logprobs` are those of its sampled rows, in their order."""
+        """The iteration was computed; `tokens` and `logprobs` are of its sampled rows, in their order."""
         self._count(iteration, len(tokens))
         self._computed[iteration.slots] += iteration.counts
         slots = iteration.slots[iteration.sampled]

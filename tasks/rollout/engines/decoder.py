@@ -1,9 +1,9 @@
 """A lean decoder of Hugging Face Llama, Qwen2 and Qwen3 dense weights over a slot-based KV cache.
 
 The arithmetic is that of the models in `transformers`; what differs is layout. q, k and v are one matrix
-product, so are gate and up. Rows of q and k are permuted so that the two halves RoPE rotates against each other
-(i and i + head_dim/2) lie side by side: the rotation is then one multiplication by complex numbers, and the
-scores, being dot products of equally permuted vectors, do not change.
+product, so are gate and up. Rows of q and k are permuted so that the two halves RoPE rotates against each
+other (i and i + head_dim/2) lie side by side: the rotation is then one multiplication by complex numbers, and
+the scores, being dot products of equally permuted vectors, do not change.
 """
 
 from collections.abc import Iterable
@@ -125,7 +125,7 @@ class Linear:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.packed is not None and x.shape[0] >= _ONEDNN_ROWS:
+        if _PACKED_LINEAR is not None and self.packed is not None and x.shape[0] >= _ONEDNN_ROWS:
             product: Tensor = _PACKED_LINEAR(x, self.packed, self.bias, "none", [], "")
             return product
         return F.linear(x, self.weight, self.bias)
@@ -192,7 +192,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, rows: Rows, contexts: NDArray[np.int32]) -> Tensor:
-        """Compute the rows' tokens, keep their K and V, and return logits [sampled rows, vocabulary], float32.
+        """Compute the rows' tokens, keep their K and V; return logits [sampled rows, vocabulary], float32.
 
         `contexts` holds token ids [slots, max_context]. Rows must be of different slots.
         """
@@ -212,7 +212,7 @@ class Decoder:
         return weights.head(F.rms_norm(x, size, weights.norm, epsilon)).float()
 
     def _rotate(self, qkv: Tensor, layer: LayerWeights, rotation: Tensor) -> None:
-        """Apply q/k norm and RoPE to the q and k columns of [T, (heads + 2 kv_heads) * head_dim], in place."""
+        """Apply q/k norm and RoPE in place to q and k of [T, (heads + 2 kv_heads) * head_dim]."""
         shape = self.shape
         rotated_heads = shape.heads + shape.kv_heads
         qk = qkv[:, : rotated_heads * shape.head_dim].view(-1, rotated_heads, shape.head_dim)

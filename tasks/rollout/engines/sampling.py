@@ -42,10 +42,10 @@ class SlotSampling:
 def sample(
     logits: Tensor, temperature: NDArray[np.float32], uniform: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """One token a row, by inverting the cumulative distribution of softmax(logits / temperature) at `uniform`.
+    """One token a row: the cumulative distribution of softmax(logits / temperature) inverted at `uniform`.
 
-    Returns the tokens and their log-probabilities under the distribution sampled from. Temperature 0 takes the
-    most probable token, with its log-probability at temperature 1. Raises `NonFiniteLogits`.
+    Returns the tokens and their log-probabilities under the distribution sampled from. Temperature 0 takes
+    the most probable token, with its log-probability at temperature 1. Raises `NonFiniteLogits`.
     """
     greedy = temperature == 0
     if (temperature != 1).any() and not greedy.all():

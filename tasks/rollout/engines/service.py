@@ -92,6 +92,10 @@ def engine_handlers(engine: TorchEngine) -> dict[str, Handler]:
     async def end_session(payload: Any, _: RpcConnection) -> None:
         await engine.end_session(payload["session"])
 
+    async def end_sessions(payload: Any, _: RpcConnection) -> None:
+        for session in payload["sessions"]:
+            await engine.end_session(session)
+
     async def suspend(_: Any, __: RpcConnection) -> None:
         await engine.suspend()
 
@@ -107,7 +111,7 @@ def engine_handlers(engine: TorchEngine) -> dict[str, Handler]:
     async def stats(_: Any, __: RpcConnection) -> dict[str, Any]:
         return asdict(await engine.stats())
 
-    handlers = (generate, abort, end_session, suspend, load_weights, resume, stats)
+    handlers = (generate, abort, end_session, end_sessions, suspend, load_weights, resume, stats)
     return {handler.__name__: handler for handler in handlers}
 
 

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 LoadWeights = Callable[[int], Iterable[tuple[str, Tensor]]]
 
-# A message takes these passes of the event loop from the socket to a handler's call of the engine: the socket is
-# read, its reader wakes, the handler's task starts. With fewer, a request would wait out whole iterations.
+# A message takes these passes of the event loop from the socket to a handler's call of the engine: the socket
+# is read, its reader wakes, the handler's task starts. With fewer, a request would wait out whole iterations.
 _PASSES = 4
 
 
@@ -31,8 +31,8 @@ class TorchEngine:
     """`InferenceEngine` by a `Decoder`. An iteration runs on the event loop's own thread, and between two of
     them the loop serves everything else, so a command never waits for more than one iteration.
 
-    Beside what the protocol says, `generate` raises `RpcError` with the codes `context_overflow` (no token fits
-    after the context), `session_busy`, `invalid_request` and `engine_failed`; `load_weights` raises
+    Beside what the protocol says, `generate` raises `RpcError` with the codes `context_overflow` (no token
+    fits after the context), `session_busy`, `invalid_request` and `engine_failed`; `load_weights` raises
     `not_suspended`, and whatever the loader or `WeightsMismatch` says.
     """
 
