@@ -119,7 +119,8 @@ async def _serve(
     parent_gone = asyncio.Event()
 
     def watch() -> None:
-        while sys.stdin.buffer.read(4096):
+        # Not through sys.stdin: a thread that waits inside its buffer aborts the interpreter's exit.
+        while os.read(sys.stdin.fileno(), 4096):
             continue
         try:
             loop.call_soon_threadsafe(parent_gone.set)

@@ -72,6 +72,17 @@ class Campaign(Config):
                     )
         return self
 
+    @model_validator(mode="after")
+    def _budgets_fit_the_trainer(self) -> "Campaign":
+        tokens = self.train.trainer.micro_batch_tokens
+        for name, domain in self.domains.items():
+            if domain.max_tokens > tokens:
+                raise ValueError(
+                    f"domains.{name}.max_tokens ({domain.max_tokens}) is above train.trainer.micro_batch_tokens "
+                    f"({tokens}): change one of them"
+                )
+        return self
+
     @classmethod
     def parse(cls, data: Any) -> "Campaign":
         """Validate plain data. Raises `CampaignError`."""

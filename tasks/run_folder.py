@@ -11,6 +11,7 @@ class RunFolder:
     """The local folder of a run, and the URLs of its stores: inside of it unless the campaign says otherwise."""
 
     root: Path
+    model: Path  # in Hugging Face format: the campaign's own, or the one built in the folder
     samples_url: str
     weights_url: str
     checkpoints_url: str
@@ -25,6 +26,7 @@ class RunFolder:
         stores = campaign.stores
         return cls(
             root,
+            Path(campaign.model.path).resolve() if campaign.model.path else root / "model",
             url(stores.samples, "samples"),
             url(stores.weights, "weights"),
             url(stores.checkpoints, "checkpoints"),
@@ -33,10 +35,6 @@ class RunFolder:
     @property
     def name(self) -> str:
         return self.root.name
-
-    @property
-    def model(self) -> Path:
-        return self.root / "model"
 
     @property
     def logs(self) -> Path:

@@ -8,7 +8,6 @@ its members with a fault, and the control plane decides whether to try them agai
 import asyncio
 import itertools
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +15,9 @@ import dask
 from distributed import Client, Future, LocalCluster
 
 from tasks.environment.config import EnvironmentConfig
-from tasks.environment.worker import run_members
-from tasks.trajectory import InfraError, MemberSpec, StopReason, TrajectoryHeader, TrajectoryKey
+from tasks.environment.headers import fault_header
+from tasks.environment.worker import close_worker, run_members
+from tasks.trajectory import MemberSpec, TrajectoryHeader, TrajectoryKey
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,11 @@ class EnvironmentCluster:
                     asynchronous=True,
                     memory_limit=0,
                     silence_logs=logging.ERROR,
-                    env={"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **_quiet(os.environ)},
+                    env={
+                        "OMP_NUM_THREADS": "1",
+                        "TOKENIZERS_PARALLELISM": "false",
+                        "DASK_LOGGING__DISTRIBUTED": "error",
+                    },
                 )
         client = await Client(cluster or config.scheduler, asynchronous=True)
         return cls(client, cluster)
@@ -84,12 +88,16 @@ class EnvironmentCluster:
         for watching in self._watching:
             watching.cancel()
         await asyncio.gather(*self._watching, return_exceptions=True)
+        if self._cluster is not None:
+            await self._client.run(close_worker)
         for closing in (self._client.close(), self._cluster.close() if self._cluster else None):
             if closing is not None:
                 await closing
 
     def _on_event(self, event: tuple[float, dict[str, Any]]) -> None:
-        self._ended(TrajectoryHeader.from_json(event[1]))
+        message = dict(event[1])
+        message.pop("worker", None)  # Dask says who spoke
+        self._ended(TrajectoryHeader.from_json(message))
 
     def _ended(self, header: TrajectoryHeader) -> None:
         listened = self._listeners.pop(header.key, None)
@@ -109,28 +117,4 @@ class EnvironmentCluster:
             logger.warning("a Dask task of environments failed: %s", error)
         for member in members:
             if member.key in self._listeners:
-                self._ended(_lost(member, error or "the environment worker did not account for it"))
-
-
-def _lost(member: MemberSpec, error: str) -> TrajectoryHeader:
-    return TrajectoryHeader(
-        key=member.key,
-        domain=member.domain,
-        stop=StopReason.ENVIRONMENT_ERROR,
-        outcome=InfraError("environment worker lost"),
-        initiating_version=member.initiating_version,
-        oldest_version=member.initiating_version,
-        newest_version=member.initiating_version,
-        tokens=0,
-        sampled_tokens=0,
-        turns=0,
-        generate_seconds=0.0,
-        environment_seconds=0.0,
-        reward_seconds=0.0,
-        error=error,
-    )
-
-
-def _quiet(environment: Any) -> dict[str, str]:
-    """What Dask's worker processes inherit beside their own settings."""
-    return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
+                self._ended(fault_header(member, error or "the environment worker did not account for it"))

@@ -146,9 +146,11 @@ async def run_episode(
     *,
     switch: AbortSwitch | None = None,
     context_limit: int | None = None,
+    admitted: Callable[[], Awaitable[None]] | None = None,
 ) -> Episode:
-    """Run one episode to its end. Every fault of environment or engine is a stop reason, never an exception.
+    """Run one episode to its end, once `admitted` returns.
 
+    Every fault of environment or engine is a stop reason, never an exception.
     Budgets are checked before a turn is asked for: a turn is shortened to what `domain.max_tokens` and
     `context_limit` (tokens the model can attend to) leave, and an observation after which no token could be
     sampled is left out. The outcome is not judged here.
@@ -161,6 +163,8 @@ async def run_episode(
     switch._begin()
     stop = switch.reason
     try:
+        if stop is None and admitted is not None:
+            await admitted()
         if stop is None:
             stop = await run.to_the_end(switch)
     except asyncio.CancelledError:

@@ -48,9 +48,12 @@ class _Seat:
                 if op == "close":
                     break
                 _, action, last = payload
-                result = environment.step(action)
+                result = _checked(environment.step(action))
                 ended = last or result.terminated or result.truncated
-                host.channel.answer(call_id, _to_wire(result))
+                host.channel.answer(
+                    call_id,
+                    [result.observation, result.reward, result.terminated, result.truncated, result.info],
+                )
         except BaseException as error:  # a SystemExit of the environment is its failure, not the host's
             host.channel.fail(call_id, error)
         host.seats.pop(environment_id, None)
@@ -60,10 +63,11 @@ class _Seat:
         host.idle.append(self)
 
 
-def _to_wire(result: StepResult) -> list[Any]:
+def _checked(result: StepResult) -> StepResult:
     if not isinstance(result, StepResult):
         raise TypeError(f"step must return a StepResult, not {type(result).__name__}")
-    return [result.observation, float(result.reward), result.terminated, result.truncated, result.info]
+    result.reward = float(result.reward)
+    return result
 
 
 class _Host:

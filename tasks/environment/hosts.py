@@ -69,8 +69,10 @@ class EnvironmentHosts:
 
     async def close(self) -> None:
         self._wanted = 0
-        for task in list(self._starting):
+        starting = list(self._starting)
+        for task in starting:
             task.cancel()
+        await asyncio.gather(*starting, return_exceptions=True)
         hosts = [*self._serving, *self._draining]
         self._serving.clear()
         await asyncio.gather(*(host.child.stop() for host in hosts))

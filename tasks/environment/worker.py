@@ -8,7 +8,7 @@ connection. Safe to run twice: a trajectory's name is deterministic and written 
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from blocks.sample_buffer import SampleBuffer
 from infra.clock import now
 from infra.object_store import ObjectStore
-from infra.rpc import ConnectionLost, RpcClient
+from infra.rpc import RpcClient, RpcError
 from tasks.campaign import Campaign
 from tasks.environment.episode import AbortSwitch, Episode, run_episode, turn_seed
 from tasks.environment.headers import fault_header, header_of
@@ -51,7 +51,8 @@ _STORE_THREADS = 8
 async def run_members(worker_settings: dict[str, Any], members: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Run members to their ends; returns their headers, in the order of `members`.
 
-    Each header is announced under `worker_settings["topic"]` of Dask's event log as soon as its member ends.
+    Each header is announced under `worker_settings["topic"]` of Dask's event log as soon as its member ends;
+    on its way Dask adds the item "worker", the address of the Dask worker.
     Settings: "proxy" {"url", "token"}, "campaign" (as JSON), "model" (directory), "samples" {"url"},
     "topic", and "prefix" of the trajectories' names on the wire ("" without one). Members are
     `MemberSpec.to_json()`, headers `TrajectoryHeader.to_json()`. What goes wrong with one member is in its
@@ -62,7 +63,7 @@ async def run_members(worker_settings: dict[str, Any], members: list[dict[str, A
     worker = await _present_worker(worker_settings)
     return await worker.run(
         [MemberSpec.from_json(member) for member in members],
-        lambda header: dask_worker.log_event(topic, header),
+        lambda header: dask_worker.log_event(topic, dict(header)),
         worker_settings.get("prefix", ""),
     )
 
@@ -71,8 +72,8 @@ async def close_worker() -> None:
     """End this process's worker and its children. Without it they end with the process."""
     global _worker
     if _worker is not None:
-        worker, _worker = _worker, None
-        await (await worker.ready).close()
+        present, _worker = _worker, None
+        await _close(present)
 
 
 class _Present:
@@ -86,6 +87,12 @@ class _Present:
 _worker: _Present | None = None
 
 
+async def _close(present: _Present) -> None:
+    (worker,) = await asyncio.gather(present.ready, return_exceptions=True)
+    if isinstance(worker, EnvironmentWorker):
+        await worker.close()
+
+
 async def _present_worker(settings: dict[str, Any]) -> "EnvironmentWorker":
     global _worker
     loop = asyncio.get_running_loop()
@@ -94,7 +101,7 @@ async def _present_worker(settings: dict[str, Any]) -> "EnvironmentWorker":
         previous = _worker
         _worker = _Present(made_for, loop.create_task(EnvironmentWorker.start(settings)))
         if previous is not None and previous.made_for[0] is loop:
-            await (await previous.ready).close()
+            await _close(previous)
     present = _worker
     try:
         return await asyncio.shield(present.ready)
@@ -110,7 +117,7 @@ class EnvironmentWorker:
     def __init__(
         self,
         campaign: Campaign,
-        proxy: RpcClient,
+        proxy: dict[str, Any],
         hosts: EnvironmentHosts,
         rewards: RewardWorkers,
         renderer: ChatRenderer,
@@ -118,7 +125,8 @@ class EnvironmentWorker:
         context_limit: int | None,
     ):
         self._campaign = campaign
-        self._proxy = proxy
+        self._proxy_address = proxy
+        self._proxy: RpcClient | None = None
         self._hosts = hosts
         self._rewards = rewards
         self._renderer = renderer
@@ -147,7 +155,7 @@ class EnvironmentWorker:
             )
             worker = cls(
                 campaign,
-                RpcClient(settings["proxy"]["url"], token=settings["proxy"].get("token")),
+                settings["proxy"],
                 hosts,
                 rewards,
                 renderer,
@@ -162,7 +170,13 @@ class EnvironmentWorker:
         return worker
 
     async def close(self) -> None:
-        await asyncio.gather(self._hosts.close(), self._rewards.close(), self._proxy.close())
+        """End the children and the connection, once the proxy has been told of what finished."""
+        if self._finished:
+            self._send_finished()
+        await asyncio.gather(*self._finishing)
+        await asyncio.gather(self._hosts.close(), self._rewards.close())
+        if self._proxy is not None:
+            await self._proxy.close()
         self._store_threads.shutdown(wait=False)
 
     async def run(
@@ -175,15 +189,23 @@ class EnvironmentWorker:
 
     async def _member(self, spec: MemberSpec, announce: Announce, name: str) -> dict[str, Any]:
         switch = self._switches[name] = AbortSwitch()
+        place_held = False
+
+        async def take_place() -> None:
+            nonlocal place_held
+            await self._places.acquire()
+            place_held = True
+
         try:
-            async with self._places:
-                # A task of its own, so that an abort ends the episode and nothing after it.
-                episode = await asyncio.create_task(self._episode(spec, name, switch))
-                header = await self._judge_and_commit(spec, episode)
+            # A task of its own, so that an abort ends the wait and the episode and nothing after them.
+            episode = await asyncio.create_task(self._episode(spec, name, switch, take_place))
+            header = await self._judge_and_commit(spec, episode)
         except Exception as error:  # a fault that no stop reason foresees must not take the siblings along
             logger.exception("trajectory %s failed", name)
             header = fault_header(spec, f"{type(error).__name__}: {error}")
         finally:
+            if place_held:
+                self._places.release()
             if self._switches.get(name) is switch:
                 del self._switches[name]
             self._finish(name)
@@ -191,7 +213,9 @@ class EnvironmentWorker:
         announce(data)
         return data
 
-    async def _episode(self, spec: MemberSpec, name: str, switch: AbortSwitch) -> Episode:
+    async def _episode(
+        self, spec: MemberSpec, name: str, switch: AbortSwitch, take_place: Callable[[], Awaitable[None]]
+    ) -> Episode:
         limit_s = self._campaign.rollout.generate_limit_s
 
         async def generate(context: NDArray[np.int32], max_new_tokens: int, turn: int) -> Generation:
@@ -204,8 +228,7 @@ class EnvironmentWorker:
                 "seed": turn_seed(spec.sampling_seed, turn),
                 "initiating_version": spec.initiating_version,
             }
-            proxy = self._proxy if self._proxy.connected else await self._connected()
-            answer = await proxy.call("generate", request, limit_s)
+            answer = await (await self._connected()).call("generate", request, limit_s)
             return Generation(
                 tokens=np.frombuffer(answer["tokens"], np.int32),
                 logprobs=np.frombuffer(answer["logprobs"], np.float32),
@@ -221,6 +244,7 @@ class EnvironmentWorker:
             self._renderer,
             switch=switch,
             context_limit=self._context_limit,
+            admitted=take_place,
         )
 
     async def _judge_and_commit(self, spec: MemberSpec, episode: Episode) -> TrajectoryHeader:
@@ -269,20 +293,29 @@ class EnvironmentWorker:
 
     def _send_finished(self) -> None:
         names, self._finished = self._finished, []
+        if not names:
+            return
         task = asyncio.get_running_loop().create_task(self._tell_finished(names))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
 
     async def _tell_finished(self, names: list[str]) -> None:
         try:
-            await self._proxy.call("finish", {"trajectories": names})
-        except ConnectionLost as error:
+            await (await self._connected()).call("finish", {"trajectories": names})
+        except RpcError as error:
             logger.warning("the proxy was not told of %d finished trajectories: %s", len(names), error)
 
     async def _connected(self) -> RpcClient:
+        """The connection to the proxy, made anew if it was lost. Raises `ConnectionLost`."""
+        if self._proxy is not None and self._proxy.connected:
+            return self._proxy
         async with self._connecting:
-            if not self._proxy.connected:
-                await self._proxy.connect(on_notice=self._on_notice)
+            if self._proxy is not None and self._proxy.connected:
+                return self._proxy
+            if self._proxy is not None:
+                await self._proxy.close()
+            client = RpcClient(self._proxy_address["url"], token=self._proxy_address.get("token"))
+            self._proxy = await client.connect(on_notice=self._on_notice)
             return self._proxy
 
     def _on_notice(self, name: str, payload: Any) -> None:

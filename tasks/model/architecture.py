@@ -9,8 +9,8 @@ from tasks.model.config import TinyModelConfig
 def build_model(config: TinyModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
     """A float32 model with tied embeddings, of the tokenizer's real vocabulary size.
 
-    The same seed gives the same weights; the caller's random state is left as it was. `save_pretrained` writes
-    its generation settings too, with the tokenizer's end token as the one that ends a turn.
+    The same seed gives the same weights; the caller's random state is left as it was. `save_pretrained`
+    writes its generation settings too, with the tokenizer's end token as the one that ends a turn.
     """
     special = {
         "pad_token_id": tokenizer.pad_token_id,

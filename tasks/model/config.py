@@ -29,9 +29,9 @@ class WarmUpConfig(Config):
     """Supervised warm-up on the answer *format*: random valid actions in real observations, never right ones
     chosen on purpose."""
 
-    steps: NonNegativeInt = 150
-    batch_size: PositiveInt = 32
-    learning_rate: PositiveFloat = 1e-3
+    steps: NonNegativeInt = 120
+    batch_size: PositiveInt = 24
+    learning_rate: PositiveFloat = 4e-3
 
 
 class ModelConfig(Config):

@@ -88,8 +88,8 @@ def render(
 ) -> Demonstration | None:
     """The episode as rollout would have it, as if the policy had sampled its actions and an end token each.
 
-    It is cut before the first response that `max_turn_tokens` or `max_tokens` does not hold; None when that is
-    the first one, or when there are no actions.
+    It is cut before the first response that `max_turn_tokens` or `max_tokens` does not hold; None when that
+    is the first one, or when there are no actions.
     """
     parts: list[NDArray[np.int32]] = []
     ends: list[int] = []

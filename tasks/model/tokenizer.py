@@ -4,9 +4,9 @@ Compute goes with the number of tokens, and a domain's texts are mostly fixed ph
 tokens may span words: a line, or what lies between two digits of a line, can be a single token. Digits are
 always tokens of their own, so that numbers are read and written alike everywhere.
 
-Candidates are the merges of byte-level BPE (Sennrich et al. 2016) on one half of the texts. Those that shorten
-all of the texts most are kept, without the intermediate merges that BPE itself would need: text is cut into
-the fewest tokens that spell it (a unigram model with equal scores, Kudo 2018).
+Candidates are the merges of byte-level BPE (Sennrich et al. 2016) on one half of the texts. Those that
+shorten all of the texts most are kept, without the intermediate merges that BPE itself would need: text is
+cut into the fewest tokens that spell it (a unigram model with equal scores, Kudo 2018).
 """
 
 import random
@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
-"""`<|user|>text<|assistant|>text<|eos|><|user|>…`: a conversation's ids are a prefix of every longer one's."""
+"""`<|user|>text<|assistant|>text<|eos|><|user|>…`: the ids are a prefix of every longer conversation's."""
 
 _BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())  # one printable character a byte
 SMALLEST_VOCABULARY = len(SPECIAL_TOKENS) + len(_BYTES)
@@ -42,9 +42,9 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Learn a tokenizer of at most `vocabulary` tokens from observations and actions.
 
-    `decode(encode(text)) == text` for every text. Encoding adds no special token of its own, and the end token
-    differs from the padding token. The same texts in the same order give the same tokenizer. Raises ValueError
-    when `vocabulary` cannot hold the special tokens and the 256 bytes.
+    `decode(encode(text)) == text` for every text. Encoding adds no special token of its own, and the end
+    token differs from the padding token. The same texts in the same order give the same tokenizer. Raises
+    ValueError when `vocabulary` cannot hold the special tokens and the 256 bytes.
     """
     if vocabulary < SMALLEST_VOCABULARY:
         raise ValueError(

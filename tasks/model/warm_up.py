@@ -14,11 +14,12 @@ from tasks.train.micro_batches import cut_micro_batches
 from tasks.train.trainers.logprobs import TokenLogprobs
 
 _SHORT_TURNS = 2
-_WHOLE_SHARE = 1 / 8  # whole episodes show the later turns; short ones teach the same form for less compute
+_WHOLE_SHARE = 1 / 16  # whole episodes show the later turns; short ones teach the same form for less compute
 _MICRO_BATCH_TOKENS = 4096
 _MAX_GRADIENT_NORM = 1.0
-_RISE = 0.1  # share of the steps in which the learning rate rises; then it falls to 0, which averages out what
-# single batches of random actions say
+# The learning rate rises in this share of the steps, then falls to 0, which averages out what single batches
+# of random actions say.
+_RISE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,15 @@ class WarmUpResult:
 
 
 def warm_up(
-    model: PreTrainedModel, demonstrations: Mapping[str, Sequence[Demonstration]], config: WarmUpConfig, seed: int
+    model: PreTrainedModel,
+    demonstrations: Mapping[str, Sequence[Demonstration]],
+    config: WarmUpConfig,
+    seed: int,
 ) -> WarmUpResult:
     """Train `model` in place on batches in which every domain has the same share.
 
-    The loss is the mean negative log-probability of the batch's response tokens, end tokens included. The same
-    seed, model and demonstrations give the same weights.
+    The loss is the mean negative log-probability of the batch's response tokens, end tokens included. The
+    same seed, model and demonstrations give the same weights.
     """
     draw = Random(f"warm-up {seed}")
     score = TokenLogprobs(model, temperature=1.0)
@@ -41,7 +45,7 @@ def warm_up(
         model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, config.steps))
-    result_losses: list[float] = []
+    losses: list[float] = []
     trained_tokens = 0
     model.train()
     for _ in range(config.steps):
@@ -53,16 +57,16 @@ def warm_up(
             tokens_BT, mask_BT = _pad([batch[row] for row in rows])
             logprobs_BT, _ = score(tokens_BT, mask_BT)
             part = -logprobs_BT.sum() / responses
-            part.backward()  # type: ignore[no-untyped-call]
+            part.backward()
             loss += part.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRADIENT_NORM)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        result_losses.append(loss)
+        losses.append(loss)
         trained_tokens += sum(lengths)
     model.eval()
-    return WarmUpResult(result_losses, trained_tokens)
+    return WarmUpResult(losses, trained_tokens)
 
 
 def _rate(step: int, steps: int) -> float:

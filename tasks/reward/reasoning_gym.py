@@ -14,22 +14,20 @@ from tasks.trajectory import Skip
 def score(given: RewardInput) -> float | Skip:
     """From 0 to 1, by the dataset's own rule, from the info of `ReasoningGymEnvironment`.
 
-    Without an answer (the episode ended before its only turn) there is nothing to judge.
+    Without an answer (the episode ended before its only turn) there is nothing to judge. Some scorers raise
+    on an answer they cannot parse: one that takes the right answer and not this one makes it wrong.
     """
     if "answer" not in given.info:
         return Skip("the question was not answered")
-    entry = _entry(given.info["entry"])
-    return float(
-        _dataset(given.info["dataset"], given.info["config"]).score_answer(given.info["answer"], entry)
-    )
+    entry = untag(json.loads(given.info["entry"]))
+    dataset = _dataset(given.info["dataset"], given.info["config"])
+    try:
+        return float(dataset.score_answer(given.info["answer"], entry))
+    except Exception:
+        dataset.score_answer(entry["answer"], entry)
+        return 0.0
 
 
 @functools.lru_cache(maxsize=64)
 def _dataset(name: str, config: str) -> Any:
     return library.create_dataset(name, **json.loads(config), seed=0, size=1)
-
-
-@functools.lru_cache(maxsize=1024)
-def _entry(text: str) -> dict[str, Any]:
-    entry: dict[str, Any] = untag(json.loads(text))
-    return entry

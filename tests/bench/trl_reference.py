@@ -13,8 +13,10 @@ TRL has every fair advantage: fp32 without autocast, no gradient checkpointing, 
 beyond the batch's own longest row, the fused AdamW, the whole batch in one pass, no reference model, no
 evaluation, log, report, progress bar or checkpoint; generation and training are aligned, so the old
 log-probabilities are never recomputed. On a quiet machine of two cores, two torch threads are about a third
-quicker than one, so two is the default; transformers' continuous batching is about ten times slower there
-than its plain `generate`, so it is off.
+quicker than one, so two is the default. Beside other busy processes two threads lose most of their time
+spinning at OpenMP's barriers (steps take ten times longer): measure there with `--threads 1`, or with
+`OMP_WAIT_POLICY=PASSIVE` in the environment. Transformers' continuous batching is about ten times slower
+than its plain `generate` on this policy, so it is off.
 
 Multi-turn uses `rollout_func`. TRL 1.16 offers two ways, and both work without vLLM. `environment_factory`
 reads actions from tool calls, which a policy of four tokens a turn cannot write, and its tool loop steps the

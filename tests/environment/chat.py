@@ -57,6 +57,10 @@ def ids(text: str) -> list[int]:
     out = []
     while text:
         special = next((token for token in SPECIAL if text.startswith(token)), None)
-        out.append(SPECIAL.index(special) if special else len(SPECIAL) + (0 if text[0] == "\n" else ord(text[0]) - 31))
+        out.append(
+            SPECIAL.index(special)
+            if special
+            else len(SPECIAL) + (0 if text[0] == "\n" else ord(text[0]) - 31)
+        )
         text = text[len(special or "x") :]
     return out

@@ -30,7 +30,9 @@ class Obedient:
         if action == "junk":
             return "not a StepResult"  # type: ignore[return-value]
         reward = self._obey(action)
-        return StepResult(f"step {self._steps}", reward, action == "end", action == "cut", {"pid": os.getpid()})
+        return StepResult(
+            f"step {self._steps}", reward, action == "end", action == "cut", {"pid": os.getpid()}
+        )
 
     def _obey(self, order: str) -> Any:
         match order.split():

@@ -83,9 +83,9 @@ async def test_what_an_environment_raises_ends_its_own_episode_only():
         await good.reset(2)
         with pytest.raises(EnvironmentRaised, match="RuntimeError: told to raise"):
             await bad.step("raise")
+        exiting = hosts.environment("d")
+        await exiting.reset(1)
         with pytest.raises(EnvironmentRaised, match="SystemExit"):
-            exiting = hosts.environment("d")
-            await exiting.reset(1)
             await exiting.step("exit")
         with pytest.raises(EnvironmentRaised, match="told to raise"):
             await hosts.environment("d").reset(-1)

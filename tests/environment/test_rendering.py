@@ -24,7 +24,9 @@ def test_the_first_context_is_the_prompt_and_the_asking(qwen_like):
 def test_after_a_sampled_end_token_comes_what_the_template_puts_behind_it(qwen_like, bare):
     expected = chat.ids("\n<|im_start|>user\nrow 2<|im_end|>\n<|im_start|>assistant\n")
     assert qwen_like.observation("row 2", ended=True).tolist() == expected
-    assert bare.observation("row 2", ended=True).tolist() == chat.ids("<|im_start|>row 2<|im_end|><|im_start|>")
+    assert bare.observation("row 2", ended=True).tolist() == chat.ids(
+        "<|im_start|>row 2<|im_end|><|im_start|>"
+    )
 
 
 def test_a_response_cut_by_length_is_ended_by_an_unsampled_end_token(qwen_like, bare):
@@ -54,7 +56,7 @@ def test_a_response_is_decoded_without_special_tokens(qwen_like):
 @pytest.mark.parametrize("template", [chat.FORGETFUL, chat.THINKING, chat.ENDLESS])
 def test_a_template_that_cannot_serve_several_turns_is_refused_by_name(tmp_path, template):
     directory = chat.save(tmp_path, template)
-    with pytest.raises(TemplateError, match="model.path"):
+    with pytest.raises(TemplateError, match=r"model\.path"):
         ChatRenderer(directory)
     assert len(ChatRenderer(directory, multi_turn=False).initial("p")) > 0
 

@@ -78,7 +78,12 @@ def test_a_random_map_is_the_seeds():
 
 
 def test_other_toy_texts_have_adapters():
-    assert play("gymnasium", {"id": "CliffWalking-v1"}, 0, ["up"])[1] == ("row 3 column 1", -1.0, False, False)
+    assert play("gymnasium", {"id": "CliffWalking-v1"}, 0, ["up"])[1] == (
+        "row 3 column 1",
+        -1.0,
+        False,
+        False,
+    )
     assert play("gymnasium", {"id": "Blackjack-v1"}, 3, ["stick"])[1][2] is True
 
 
@@ -100,7 +105,9 @@ def test_the_same_seed_is_the_same_episode_whatever_else_runs(source, options, a
     random.seed(99)
     np.random.seed(99)
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda seed: play(source, options, seed, actions), [11, 0, 11, 1, 2, 11] * 4))
+        together = list(
+            pool.map(lambda seed: play(source, options, seed, actions), [11, 0, 11, 1, 2, 11] * 4)
+        )
     assert together == [alone, others[0], alone, others[1], others[2], alone] * 4
 
 
@@ -108,7 +115,10 @@ def test_gem_passes_its_own_texts_with_their_suffix():
     seen = play("gem", GUESS, 1, ["\\boxed{1}"])
     assert seen[0].startswith("You are playing Guess The Number.\n")
     assert seen[0].endswith("to start the game.\nEnter your next guess.")
-    assert seen[1][0] == "At turn 1, you guessed 1, and the target number is higher than 1.\nEnter your next guess."
+    assert (
+        seen[1][0]
+        == "At turn 1, you guessed 1, and the target number is higher than 1.\nEnter your next guess."
+    )
 
 
 def test_reasoning_gym_asks_one_question_and_keeps_what_its_scorer_needs():

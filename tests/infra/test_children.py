@@ -1,6 +1,5 @@
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -158,12 +157,12 @@ async def test_a_child_ends_with_a_parent_that_is_killed(busy):
         "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
     assert parent.stdout is not None
-    child = int(await asyncio.to_thread(parent.stdout.readline))
+    child = int(await parent.stdout.readline())
     assert exists(child)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
+    parent.kill()
+    await parent.wait()
     assert await gone(child)
 
 

@@ -69,4 +69,7 @@ class InferenceEngine(Protocol):
     async def resume(self) -> None:
         """Go on. Running requests recompute their KV under the present weights before their next token."""
 
+    async def recompute(self) -> int:
+        """Wait, after `resume`, until what was running has rebuilt its KV. Returns the tokens recomputed."""
+
     async def stats(self) -> EngineStats: ...

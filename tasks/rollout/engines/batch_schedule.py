@@ -114,6 +114,11 @@ class BatchSchedule:
         return len(self._waiting)
 
     @property
+    def recomputing(self) -> bool:
+        """Whether a running request still lacks KV that it had before the weights changed."""
+        return bool((self._is_running & (self._computed < self._stale)).any())
+
+    @property
     def sessions(self) -> int:
         """Sessions that hold a slot."""
         return len(self._sessions)

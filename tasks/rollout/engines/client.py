@@ -46,5 +46,8 @@ class RemoteEngine:
     async def resume(self) -> None:
         await self._client.call("resume")
 
+    async def recompute(self) -> int:
+        return int(await self._client.call("recompute"))
+
     async def stats(self) -> EngineStats:
         return EngineStats(**await self._client.call("stats"))

@@ -108,10 +108,13 @@ def engine_handlers(engine: TorchEngine) -> dict[str, Handler]:
     async def resume(_: Any, __: RpcConnection) -> None:
         await engine.resume()
 
+    async def recompute(_: Any, __: RpcConnection) -> int:
+        return await engine.recompute()
+
     async def stats(_: Any, __: RpcConnection) -> dict[str, Any]:
         return asdict(await engine.stats())
 
-    handlers = (generate, abort, end_session, end_sessions, suspend, load_weights, resume, stats)
+    handlers = (generate, abort, end_session, end_sessions, suspend, load_weights, resume, recompute, stats)
     return {handler.__name__: handler for handler in handlers}
 
 

@@ -25,6 +25,7 @@ LoadWeights = Callable[[int], Iterable[tuple[str, Tensor]]]
 # A message takes these passes of the event loop from the socket to a handler's call of the engine: the socket
 # is read, its reader wakes, the handler's task starts. With fewer, a request would wait out whole iterations.
 _PASSES = 4
+_POLL_S = 0.002
 
 
 class TorchEngine:
@@ -69,6 +70,7 @@ class TorchEngine:
         self._wake = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._failure: RpcError | None = None
+        self._recomputed_before = 0
         self._steps = 0
         self._busy_seconds = 0.0
 
@@ -126,12 +128,20 @@ class TorchEngine:
                 lambda: self._decoder.prepare(self._load(version))
             )
             self._schedule.invalidate()
+            self._recomputed_before = self._schedule.counters.recomputed_tokens
             self._version = version
 
     async def resume(self) -> None:
         async with self._changing_weights:
             self._schedule.resume()
             self._wake.set()
+
+    async def recompute(self) -> int:
+        while self._schedule.recomputing and not self._schedule.suspended:
+            if self._failure is not None:
+                raise self._failure
+            await asyncio.sleep(_POLL_S)
+        return self._schedule.counters.recomputed_tokens - self._recomputed_before
 
     async def stats(self) -> EngineStats:
         schedule, counters = self._schedule, self._schedule.counters

@@ -46,7 +46,9 @@ CONFIGS = {
             "original_max_position_embeddings": 64,
         },
     ),
-    "qwen2": Qwen2Config(**SIZES, num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+    "qwen2": Qwen2Config(
+        **SIZES, num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 1e6}
+    ),
     "qwen3": Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True),
 }
 
@@ -78,10 +80,14 @@ def rows(*spans: tuple[int, int, int]) -> Rows:
 
 def reference(model: Any, contexts: NDArray[np.int32], slot: int, length: int) -> torch.Tensor:
     with torch.no_grad():
-        return model(torch.from_numpy(contexts[slot : slot + 1, :length]).long()).logits[0, -1].log_softmax(-1)
+        return (
+            model(torch.from_numpy(contexts[slot : slot + 1, :length]).long()).logits[0, -1].log_softmax(-1)
+        )
 
 
-def difference(model: Any, decoder: Decoder, contexts: NDArray[np.int32], *spans: tuple[int, int, int]) -> float:
+def difference(
+    model: Any, decoder: Decoder, contexts: NDArray[np.int32], *spans: tuple[int, int, int]
+) -> float:
     found = decoder.forward(rows(*spans), contexts).log_softmax(-1)
     expected = torch.stack([reference(model, contexts, slot, end) for slot, _, end in spans])
     return float((found - expected).abs().max())

@@ -1,0 +1,91 @@
+"""The training loop on benchmark campaigns, with and without Prefect."""
+
+import itertools
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flows.async_train import async_train, directly, train_loop
+from flows.preparation import open_run, prepare_model
+from tasks.campaign import Campaign
+from tasks.report.run_files import RunFiles
+from tasks.run_folder import RunFolder
+from tasks.session import open_session
+
+WARM_UP_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTimes:
+    """Steps after the warm-up."""
+
+    step_seconds: list[float]
+    trajectories_per_step: int
+
+    @property
+    def median_step(self) -> float:
+        return statistics.median(self.step_seconds)
+
+    @property
+    def total_seconds(self) -> float:
+        return sum(self.step_seconds)
+
+    @property
+    def trajectories_per_second(self) -> float:
+        return self.trajectories_per_step / self.median_step
+
+
+async def run_loop(campaign: Campaign, *, prefect: bool = False) -> LoopTimes:
+    """Train the campaign's steps in a folder of its own, and time the steps after the warm-up."""
+    with tempfile.TemporaryDirectory() as runs:
+        campaign = campaign.model_copy(update={"stores": campaign.stores.model_copy(update={"runs": runs})})
+        if prefect:
+            await async_train(campaign, "bench")
+            folder = RunFolder.of(campaign, "bench")
+        else:
+            folder = open_run(campaign, "bench")
+            await prepare_model.fn(campaign, folder)
+            async with open_session(campaign, folder) as session:
+                await train_loop(session, directly)
+        rows = RunFiles(folder.root).read_metrics()
+        ends = [float(row["time"]) for row in rows]
+        seconds = [after - before for before, after in itertools.pairwise(ends)]
+        return LoopTimes(seconds[WARM_UP_STEPS - 1 :], int(rows[-1]["trajectories"]))
+
+
+def sums(model: Path, *, steps: int, **train: Any) -> Campaign:
+    """Single-digit sums, 8 groups of 8, 8 new tokens: what TRL is given."""
+    domain = {"source": "tests.bench.domains:Sums", "max_turns": 1, "max_turn_tokens": 8, "max_tokens": 32}
+    return _campaign(model, {"sums": domain}, steps, **train)
+
+
+def slow_turns(model: Path, *, steps: int, turns: int, latency_ms: float, **train: Any) -> Campaign:
+    """Several turns of 4 tokens against an environment that takes its time."""
+    domain = {
+        "source": "tests.bench.domains:SlowTurns",
+        "options": {"turns": turns, "latency_ms": latency_ms},
+        "max_turns": turns,
+        "max_turn_tokens": 4,
+        "max_tokens": 96,
+    }
+    return _campaign(model, {"slow_turns": domain}, steps, **train)
+
+
+def _campaign(model: Path, domains: dict[str, Any], steps: int, **train: Any) -> Campaign:
+    return Campaign.parse(
+        {
+            "name": "bench",
+            "model": {"path": str(model)},
+            "domains": domains,
+            "train": {
+                "steps": steps,
+                "groups": 8,
+                "group_size": 8,
+                "algorithm": {"kind": "grpo", "zero_variance": "keep"},
+                "checkpoint": {"every": 1_000_000},
+                **train,
+            },
+        }
+    )

@@ -1,0 +1,146 @@
+"""`make bench`: prints the benchmark's rows and writes them to runs/bench.json.
+
+Every row is a ratio of two things measured in one run on one machine, in turns where that is possible.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tasks.campaign import Campaign
+from tests.bench import small_llama
+from tests.bench.loops import WARM_UP_STEPS, LoopTimes, run_loop, slow_turns, sums
+from tests.bench.rows import Row, at_least, at_most, table, write
+
+LAPTOP = Path(__file__).parents[2] / "flows/campaigns/laptop.yaml"
+TURNS, LATENCY_MS = 4, 50.0
+
+
+def trainer_against_bare_loop(model: Path) -> Row:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.bench.trainer_speed", str(model)], check=True, capture_output=True
+    )
+    speeds = json.loads(run.stdout.splitlines()[-1])
+    return at_least(
+        "trainer tokens/s : bare forward-backward loop",
+        speeds["ours"],
+        speeds["reference"],
+        0.9,
+        "64 sequences of 13 to 64 tokens, 2.2M Llama, 1 thread; 20 steps each in turns, medians",
+    )
+
+
+async def async_against_sync() -> Row:
+    """The laptop's own campaign, the same steps in both modes."""
+    times: dict[str, list[LoopTimes]] = {"tutti": [], "sync": []}
+    for _ in range(2):
+        for mode, alpha in (("tutti", 1), ("sync", 0)):
+            campaign = Campaign.load(
+                LAPTOP,
+                [
+                    "train.steps=13",
+                    f"train.mode={mode}",
+                    f"train.alpha={alpha}",
+                    "train.checkpoint.every=1000",
+                ],
+            )
+            times[mode].append(await run_loop(campaign))
+    return at_least(
+        "async loop : sync loop, steps/s",
+        1 / _median_step(times["tutti"]),
+        1 / _median_step(times["sync"]),
+        1.0,
+        "laptop campaign, 10 steps after warm-up, two runs of each in turns, median step",
+    )
+
+
+async def flow_against_direct_loop() -> Row:
+    times: dict[bool, list[LoopTimes]] = {True: [], False: []}
+    campaign = Campaign.load(LAPTOP, ["train.steps=13"])
+    for _ in range(2):
+        for prefect in (True, False):
+            times[prefect].append(await run_loop(campaign, prefect=prefect))
+    return at_most(
+        "flow : the same loop without Prefect, s/step",
+        _median_step(times[True]),
+        _median_step(times[False]),
+        1.05,
+        "laptop campaign with artifacts each step, 10 steps after warm-up, two runs of each in turns, median",
+    )
+
+
+async def loop_against_trl(model: Path, trl_python: Path, *, multi_turn: bool) -> Row:
+    steps = 23
+    arguments = ["--multi-turn", "--turns", str(TURNS), "--latency-ms", str(LATENCY_MS)] if multi_turn else []
+    script = Path(__file__).parent / "trl_reference.py"
+    ours, theirs = [], []
+    for seed in range(2):
+        command = [str(trl_python), str(script), "--model", str(model), "--steps", str(steps)]
+        process = await asyncio.create_subprocess_exec(
+            *command, "--seed", str(seed), *arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        output, _ = await process.communicate()
+        theirs.append(json.loads(output.splitlines()[-1])["trajectories_per_second"])
+        campaign = (
+            slow_turns(model, steps=steps, turns=TURNS, latency_ms=LATENCY_MS)
+            if multi_turn
+            else sums(model, steps=steps)
+        )
+        ours.append((await run_loop(campaign)).trajectories_per_second)
+    what = f"{TURNS} turns with {LATENCY_MS:.0f} ms of environment" if multi_turn else "single-digit sums"
+    return at_least(
+        f"laptop loop : TRL GRPO, trajectories/s, {'multi-turn' if multi_turn else 'one turn'}",
+        statistics.median(ours),
+        statistics.median(theirs),
+        1.0,
+        f"{what}, 2.2M Llama, 8 x 8 a step; {steps - WARM_UP_STEPS} steps, two runs each in turns, medians",
+    )
+
+
+def _median_step(times: list[LoopTimes]) -> float:
+    return statistics.median(second for run in times for second in run.step_seconds)
+
+
+async def bench(trl_python: Path | None, only: str) -> list[Row]:
+    rows: list[Row] = []
+
+    def add(row: Row) -> None:
+        print(f"{row.name}: {row.ratio:.3f} ({row.target})", flush=True)
+        rows.append(row)
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        small_llama.build(model)
+        if only in "trainer":
+            add(trainer_against_bare_loop(model))
+        if only in "trl" and trl_python is not None:
+            add(await loop_against_trl(model, trl_python, multi_turn=False))
+            add(await loop_against_trl(model, trl_python, multi_turn=True))
+        if only in "sync":
+            add(await async_against_sync())
+        if only in "flow":
+            add(await flow_against_direct_loop())
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--trl-python", type=Path, help="python of TRL's environment; without it, no TRL rows"
+    )
+    parser.add_argument("--only", default="", choices=["", "trainer", "trl", "sync", "flow"])
+    parser.add_argument("--out", type=Path, default=Path("runs/bench.json"))
+    arguments: Any = parser.parse_args()
+    rows = asyncio.run(bench(arguments.trl_python, arguments.only))
+    write(rows, arguments.out)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
