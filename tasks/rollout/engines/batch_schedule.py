@@ -52,6 +52,7 @@ class Iteration:
         np.bool_
     ]  # rows that reach the end of their context, so that their next token is sampled
     sample_index: NDArray[np.int64]  # of each sampled row: how many tokens its request has sampled before
+    prefills: bool  # whether some row computes more than the token its request sampled last
     started: list[Request]  # requests that took their slot with this iteration
 
 
@@ -194,11 +195,11 @@ class BatchSchedule:
         started = self._admit()
         slots = np.flatnonzero(self._is_running)
         starts = self._computed[slots]
-        lengths = self._length[slots]
-        needed = lengths - starts
+        needed = self._length[slots] - starts
         counts = needed
-        decoding = (needed == 1) & (lengths > self._prompt[slots])
-        if not decoding.all():
+        decoding = (needed == 1) & (starts >= np.maximum(self._prompt[slots], self._stale[slots]))
+        prefills = not decoding.all()
+        if prefills:
             counts = np.where(decoding, 1, self._chunks(slots, np.where(decoding, 0, needed)))
             included = counts > 0
             slots, starts, counts, needed = (
@@ -209,9 +210,8 @@ class BatchSchedule:
             )
         sampled = counts == needed
         sampled_slots = slots[sampled]
-        return Iteration(
-            slots, starts, counts, sampled, self._length[sampled_slots] - self._prompt[sampled_slots], started
-        )
+        sample_index = self._length[sampled_slots] - self._prompt[sampled_slots]
+        return Iteration(slots, starts, counts, sampled, sample_index, prefills, started)
 
     def complete(
         self,
@@ -221,7 +221,9 @@ class BatchSchedule:
         version: int,
     ) -> list[Finished]:
         """The iteration was computed; `tokens` and `logprobs` are of its sampled rows, in their order."""
-        self._count(iteration, len(tokens))
+        self.counters.decode_tokens += len(tokens)
+        if iteration.prefills:
+            self._count_prefill(iteration)
         self._computed[iteration.slots] += iteration.counts
         slots = iteration.slots[iteration.sampled]
         at = self._length[slots]
@@ -229,7 +231,7 @@ class BatchSchedule:
         self._logprobs[slots, at] = logprobs
         self._versions[slots, at] = version
         self._length[slots] = at + 1
-        stopped = np.isin(tokens, self._stop_tokens)
+        stopped = (tokens[:, None] == self._stop_tokens).any(axis=1)
         ended = stopped | (at + 1 == self._limit[slots])
         return [
             self._finish(int(slots[row]), StopReason.STOP if stopped[row] else StopReason.LENGTH)
@@ -286,14 +288,13 @@ class BatchSchedule:
         chunks[order] = np.clip(self._max_batch_tokens - before, 0, needed[order])
         return chunks
 
-    def _count(self, iteration: Iteration, sampled: int) -> None:
+    def _count_prefill(self, iteration: Iteration) -> None:
         slots, starts, ends = iteration.slots, iteration.starts, iteration.starts + iteration.counts
-        decoding = (starts >= self._prompt[slots]) & (starts >= self._stale[slots])
+        decoding = starts >= np.maximum(self._prompt[slots], self._stale[slots])
         self.counters.prefill_tokens += int(iteration.counts[~decoding].sum())
         self.counters.recomputed_tokens += int(
             (np.minimum(ends, self._stale[slots]) - starts).clip(min=0).sum()
         )
-        self.counters.decode_tokens += sampled
 
     def _finish(self, slot: int, stop: StopReason) -> Finished:
         request = self._in_slot[slot]
