@@ -78,8 +78,8 @@ class Campaign(Config):
         for name, domain in self.domains.items():
             if domain.max_tokens > tokens:
                 raise ValueError(
-                    f"domains.{name}.max_tokens ({domain.max_tokens}) is above train.trainer.micro_batch_tokens "
-                    f"({tokens}): change one of them"
+                    f"domains.{name}.max_tokens ({domain.max_tokens}) is above "
+                    f"train.trainer.micro_batch_tokens ({tokens}): change one of them"
                 )
         return self
 

@@ -8,7 +8,7 @@ from tasks.campaign import Campaign, CampaignError
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The local folder of a run, and the URLs of its stores: inside of it unless the campaign says otherwise."""
+    """The local folder of a run, and the URLs of its stores: inside of it unless the campaign moves them."""
 
     root: Path
     model: Path  # in Hugging Face format: the campaign's own, or the one built in the folder

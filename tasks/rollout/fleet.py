@@ -5,11 +5,11 @@ import secrets
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
 from infra.processes import ServiceProcess
 from infra.rpc import RpcClient
 from tasks.rollout.config import RolloutConfig
 from tasks.trajectory import StopReason
-
 
 COUNTERS = ("prefill_tokens", "recomputed_tokens", "decode_tokens", "cached_tokens", "steps", "busy_seconds")
 

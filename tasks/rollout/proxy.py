@@ -51,8 +51,8 @@ class LLMProxy:
     async def generate(self, payload: dict[str, Any]) -> dict[str, Any]:
         """One turn, as the engine answers it.
 
-        Raises `RpcError` with code `stale`, `cancelled`, `context_overflow` or `generation_failed`. A turn lost
-        with its worker is generated again elsewhere from the same context.
+        Raises `RpcError` with code `stale`, `cancelled`, `context_overflow` or `generation_failed`. A turn
+        lost with its worker is generated again elsewhere from the same context.
         """
         trajectory: str = payload["trajectory"]
         request = {

@@ -187,22 +187,26 @@ def test_a_group_that_fails_whole_is_replaced_by_another_of_its_domain() -> None
 def test_failures_without_end_stop_the_run_with_the_options_to_change() -> None:
     ledger = make_ledger(group_size=1, attempts=1, failure_budget=5)
     queue = started(ledger.begin())
-    with pytest.raises(TooManyFailures, match=r"environment\.failure_budget"):
+
+    def fail_for_ever() -> None:
         for _ in range(50):
-            member = queue.pop(0)
-            queue += started(
-                ledger.member_ended(
-                    header_for(member, outcome=InfraError("x"), stop=StopReason.ENVIRONMENT_ERROR)
-                )
-            )
+            fault = header_for(queue.pop(0), outcome=InfraError("x"), stop=StopReason.ENVIRONMENT_ERROR)
+            queue.extend(started(ledger.member_ended(fault)))
+
+    with pytest.raises(TooManyFailures, match=r"environment\.failure_budget"):
+        fail_for_ever()
 
 
 def test_groups_without_signal_are_refilled_and_then_named_with_the_pass_rate() -> None:
     ledger = make_ledger(algorithm=GrpoConfig(zero_variance="refill", refill_tries=2), groups=1)
     queue = started(ledger.begin())
-    with pytest.raises(NoSignal, match="0 of 3 groups"):
+
+    def succeed_for_ever() -> None:
         for _ in range(50):
-            queue += started(end_all(ledger, [queue.pop(0)]))
+            queue.extend(started(end_all(ledger, [queue.pop(0)])))
+
+    with pytest.raises(NoSignal, match="0 of 3 groups"):
+        succeed_for_ever()
 
 
 def test_groups_without_signal_stay_in_the_batch_when_they_are_skipped_by_the_algorithm() -> None:
