@@ -50,7 +50,7 @@ class EnvironmentCluster:
                     threads_per_worker=slots,
                     processes=True,
                     host="127.0.0.1",
-                    dashboard_address=None,
+                    dashboard_address="127.0.0.1:0",
                     asynchronous=True,
                     memory_limit=0,
                     silence_logs=logging.ERROR,

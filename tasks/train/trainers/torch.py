@@ -21,6 +21,7 @@ from tasks.train.micro_batches import (
 )
 from tasks.train.sequences import PreparedBatch, TrainingSequence
 from tasks.train.trainers.base import CheckpointMismatch
+from tasks.train.trainers.linear import use_onednn
 from tasks.train.trainers.logprobs import TokenLogprobs
 from tasks.train.trainers.meter import Meter
 
@@ -237,6 +238,7 @@ class TorchTrainer:
             self._directory, dtype=torch.float32, use_safetensors=True
         )
         policy: PreTrainedModel = model.to(self.device).eval()  # type: ignore[arg-type]
+        use_onednn(policy)
         return policy
 
     def _accumulate(
