@@ -10,10 +10,10 @@ class TinyModelConfig(Config):
 
     vocabulary: PositiveInt = 1024
     """Upper bound of the tokenizer's vocabulary, learned from the domains' own texts."""
-    hidden_size: PositiveInt = 192
-    intermediate_size: PositiveInt = 512
-    layers: PositiveInt = 5
-    heads: PositiveInt = 6
+    hidden_size: PositiveInt = 256
+    intermediate_size: PositiveInt = 1024
+    layers: PositiveInt = 2
+    heads: PositiveInt = 4
     max_context: PositiveInt = 512
 
     @model_validator(mode="after")
@@ -31,7 +31,7 @@ class WarmUpConfig(Config):
 
     steps: NonNegativeInt = 120
     batch_size: PositiveInt = 24
-    learning_rate: PositiveFloat = 4e-3
+    learning_rate: PositiveFloat = 1e-3
 
 
 class ModelConfig(Config):

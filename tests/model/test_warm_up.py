@@ -86,5 +86,5 @@ def test_the_loss_falls_to_the_entropy_of_the_actions(
     """Four moves, each as likely, and a sure end token: ln(4) / 2 nats a response token."""
     config = WarmUpConfig(steps=150, batch_size=12, learning_rate=2e-2)
     losses = warm_up(tiny, {"lake": moves}, config, seed=0).losses
-    assert losses[0] == pytest.approx(math.log(tiny.config.vocab_size), abs=0.2)
+    assert losses[0] > math.log(tiny.config.vocab_size) - 0.2  # knows nothing yet
     assert sum(losses[-30:]) / 30 == pytest.approx(math.log(4) / 2, abs=0.1)
