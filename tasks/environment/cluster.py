@@ -58,6 +58,7 @@ class EnvironmentCluster:
                         "OMP_NUM_THREADS": "1",
                         "TOKENIZERS_PARALLELISM": "false",
                         "DASK_LOGGING__DISTRIBUTED": "error",
+                        "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop",
                     },
                 )
         client = await Client(cluster or config.scheduler, asynchronous=True)

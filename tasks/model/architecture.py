@@ -25,7 +25,7 @@ def build_model(config: TinyModelConfig, tokenizer: PreTrainedTokenizerBase, see
         num_attention_heads=config.heads,
         num_key_value_heads=config.heads,
         max_position_embeddings=config.max_context,
-        # The usual 0.02 suits widths of thousands; a narrow model starts nearly linear with it and learns late.
+        # The usual 0.02 suits widths of thousands; with it a narrow model is nearly linear and learns late.
         initializer_range=config.hidden_size**-0.5,
         tie_word_embeddings=True,
         dtype="float32",

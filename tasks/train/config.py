@@ -68,6 +68,8 @@ class TorchTrainerConfig(Config):
     learning_rate: PositiveFloat = 1e-3
     warm_up_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises from 0."""
+    final_learning_rate_share: PositiveFloat = 1.0
+    """Share of the learning rate left at the campaign's last step; after the warm-up it falls linearly."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: NonNegativeFloat = 0.0
     max_gradient_norm: PositiveFloat = 1.0

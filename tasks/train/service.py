@@ -30,7 +30,11 @@ class TrainerService:
         self._archive = ObjectStore(samples)
         self._algorithm = make_algorithm(campaign.train.algorithm)
         self._trainer = TorchTrainer(
-            model, campaign.train.trainer, temperature=campaign.rollout.temperature, seed=campaign.seed
+            model,
+            campaign.train.trainer,
+            temperature=campaign.rollout.temperature,
+            seed=campaign.seed,
+            steps=campaign.train.steps,
         )
         self._trainer.restore(self._checkpoints)
 

@@ -16,7 +16,7 @@ def use_onednn(model: nn.Module) -> None:
         return
     for module in model.modules():
         if type(module) is nn.Linear and module.weight.dtype == torch.float32 and not module.weight.is_cuda:
-            module.forward = _Forward(module)  # type: ignore[method-assign]
+            setattr(module, "forward", _Forward(module))  # noqa: B010
 
 
 class _Forward:

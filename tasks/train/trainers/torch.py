@@ -49,10 +49,11 @@ class _MiniBatch:
 class TorchTrainer:
     """Trains the model in `directory` (Hugging Face format, safetensors) as `config` says.
 
-    `temperature` is that of the rollouts. An algorithm that needs a reference policy gets the model as it is
-    in `directory`, frozen and loaded when first asked for. Sets the process's number of torch threads and
-    seeds torch. No dropout is applied: the engine that sampled applied none. Two runs on the same machine
-    and number of threads are equal bit for bit.
+    `temperature` is that of the rollouts, `steps` the campaign's, over which the learning rate falls. An
+    algorithm that needs a reference policy gets the model as it is in `directory`, frozen and loaded when
+    first asked for. Sets the process's number of torch threads and seeds torch. No dropout is applied: the
+    engine that sampled applied none. Two runs on the same machine and number of threads are equal bit for
+    bit.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class TorchTrainer:
         *,
         temperature: float,
         seed: int = 0,
+        steps: int = 0,
         device: str | torch.device = "cpu",
     ):
         torch.set_num_threads(config.threads)
@@ -71,6 +73,7 @@ class TorchTrainer:
         self.device = torch.device(device)
         self._directory = directory
         self._temperature = temperature
+        self._steps = steps
         self.model = self._load_model()
         self._policy = TokenLogprobs(self.model, temperature)
         self._reference: TokenLogprobs | None = None
@@ -189,9 +192,12 @@ class TorchTrainer:
         self.version = checkpoint.step
 
     def _set_learning_rate(self) -> float:
-        warm_up = self.config.warm_up_steps
-        share = min(1.0, (self.version + 1) / warm_up) if warm_up else 1.0
-        learning_rate = self.config.learning_rate * share
+        learning_rate = self.config.learning_rate * learning_rate_share(
+            self.version,
+            warm_up_steps=self.config.warm_up_steps,
+            final_share=self.config.final_learning_rate_share,
+            steps=self._steps,
+        )
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         return learning_rate
@@ -266,3 +272,11 @@ class TorchTrainer:
         )
         terms.loss.backward()
         meter.add(terms, tokens_BT.numel())
+
+
+def learning_rate_share(step: int, *, warm_up_steps: int, final_share: float, steps: int) -> float:
+    """The share of the learning rate at a train step: a linear rise, then a linear fall to `final_share`."""
+    if step < warm_up_steps:
+        return (step + 1) / warm_up_steps
+    falling = max(1, steps - 1 - warm_up_steps)
+    return 1.0 - (1.0 - final_share) * min(1.0, (step - warm_up_steps) / falling)

@@ -17,7 +17,7 @@ from tasks.train.config import Aggregation, GrpoConfig, TorchTrainerConfig
 from tasks.train.micro_batches import SequenceTooLong
 from tasks.train.sequences import PreparedBatch
 from tasks.train.trainers.base import CheckpointMismatch
-from tasks.train.trainers.torch import TorchTrainer
+from tasks.train.trainers.torch import TorchTrainer, learning_rate_share
 from tasks.trajectory import Reward, Trajectory
 from tests.train.trainers.models import tiny_llama
 from tests.train.trajectories import trajectory
@@ -337,3 +337,9 @@ def test_grpo_learns_a_bandit(tmp_path: Path) -> None:
     first, last = np.mean(rewards[:64]), np.mean(rewards[-160:])
     assert first < 0.75
     assert last > 0.94
+
+
+def test_the_learning_rate_rises_and_falls_linearly() -> None:
+    shares = [learning_rate_share(step, warm_up_steps=2, final_share=0.5, steps=7) for step in range(8)]
+    assert shares == pytest.approx([0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.5])
+    assert learning_rate_share(5, warm_up_steps=0, final_share=1.0, steps=0) == 1.0
