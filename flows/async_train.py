@@ -1,6 +1,7 @@
 """The long-running training loop: RollArt's six-step protocol, each step a task run in the dashboard."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -44,6 +45,9 @@ async def recompute(step: int) -> int:
 async def train_step(step: int, batch: BatchManifest) -> dict[str, Any]:
     return await current_session().train_step(batch)
 
+
+# Six lines a step of "Finished in state Completed" say nothing that dashboard and progress line do not.
+logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)
 
 Call = Callable[..., Awaitable[Any]]
 

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from typing import Any
 
@@ -18,6 +19,7 @@ from tasks.report.evaluation_table import format_evaluation
 from tasks.report.html import write_report
 from tasks.report.run_files import RunFiles
 from tasks.run_folder import RunFolder
+from tasks.train.lease import LeaseRefused
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
@@ -65,6 +67,9 @@ def main() -> int:
     parser.add_argument("--run", help="name of the run's folder; a new one by default")
     parser.add_argument("--resume", action="store_true", help="go on with the run named by --run")
     arguments = parser.parse_args()
+    for service in ("TRIGGERS", "EVENT_PERSISTER"):
+        # Prefect's temporary server shares two cores with the training; the dashboard needs neither for runs.
+        os.environ.setdefault(f"PREFECT_SERVER_SERVICES_{service}_ENABLED", "false")
     try:
         loaded = Campaign.load(arguments.file, arguments.overrides)
         run = arguments.run or new_run_name(loaded)
@@ -72,7 +77,11 @@ def main() -> int:
     except CampaignError as error:
         print(error, file=sys.stderr)
         return 2
-    asyncio.run(campaign(loaded, run))
+    try:
+        asyncio.run(campaign(loaded, run))
+    except LeaseRefused as error:
+        print(error, file=sys.stderr)
+        return 2
     return 0
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.folder_placement import spread_subfolders
 from tasks.campaign import Campaign, CampaignError
 
 
@@ -53,8 +52,6 @@ class RunFolder:
             )
         if not self.campaign_file.exists() and resume:
             raise CampaignError(f"there is no run {self.name} in {self.root.parent} to resume")
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        spread_subfolders(self.root.parent)
         self.logs.mkdir(parents=True, exist_ok=True)
         if not resume:
             self.campaign_file.write_text(campaign.dump())

@@ -130,10 +130,17 @@ class Session:
         if self.step % self.campaign.train.checkpoint.every == 0 or self.finished:
             async with self.span("trainer", "checkpoint", batch.step):
                 await self._trainer.call("save_checkpoint")
-            evicted = oldest_admissible(self.step, self.campaign.train.alpha)
-            await asyncio.to_thread(self._buffer.drop_before, evicted)
+            await self._evict()
         self._push = asyncio.create_task(self._publish(batch.step))
         return await self._record(batch, metrics)
+
+    async def _evict(self) -> None:
+        """Drop what no batch can hold any more; the checkpoint just saved needs none of it."""
+        if self.finished:
+            await asyncio.to_thread(self._buffer.drop_before, self.step)
+        elif self.campaign.stores.evict_samples:
+            oldest = oldest_admissible(self.step, self.campaign.train.alpha)
+            await asyncio.to_thread(self._buffer.drop_before, oldest)
 
     async def _publish(self, step: int) -> None:
         async with self.span("weights", "publish", step):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import dask
-from distributed import Client, Future, LocalCluster
+from distributed import Client, Future, LocalCluster, wait
 
 from tasks.environment.config import EnvironmentConfig
 from tasks.environment.headers import fault_header
@@ -44,7 +44,11 @@ class EnvironmentCluster:
         cluster = None
         if config.scheduler is None:
             slots = -(-config.concurrent_trajectories // group_members)
-            with dask.config.set({"distributed.worker.memory.terminate": False}):
+            settings = {
+                "distributed.worker.memory.terminate": False,
+                "distributed.admin.event-loop": "uvloop",
+            }
+            with dask.config.set(settings):
                 cluster = await LocalCluster(
                     n_workers=config.workers,
                     threads_per_worker=slots,
@@ -58,7 +62,6 @@ class EnvironmentCluster:
                         "OMP_NUM_THREADS": "1",
                         "TOKENIZERS_PARALLELISM": "false",
                         "DASK_LOGGING__DISTRIBUTED": "error",
-                        "DASK_DISTRIBUTED__ADMIN__EVENT_LOOP": "uvloop",
                     },
                 )
         client = await Client(cluster or config.scheduler, asynchronous=True)
@@ -106,11 +109,19 @@ class EnvironmentCluster:
             listened[0](header)
 
     async def _watch(self, future: Future, members: list[MemberSpec]) -> None:
-        """Resolve the Dask future; whatever it did not account for ended with a fault."""
+        """Resolve the Dask future; whatever was not announced by then ended with a fault.
+
+        Announcements and the end of the task come over one ordered stream, so the results themselves, which
+        say the same, stay where they are.
+        """
         error = ""
         try:
-            for data in await future.result():
-                self._ended(TrajectoryHeader.from_json(data))
+            await wait(future)
+            if future.status != "finished":
+                raise await future.exception()
+            if any(member.key in self._listeners for member in members):
+                for data in await future.result():
+                    self._ended(TrajectoryHeader.from_json(data))
         except asyncio.CancelledError:
             raise
         except Exception as problem:  # whatever the worker raised, or Dask's KilledWorker

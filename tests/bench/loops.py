@@ -79,6 +79,7 @@ def _campaign(model: Path, domains: dict[str, Any], steps: int, **train: Any) ->
             "name": "bench",
             "model": {"path": str(model)},
             "domains": domains,
+            "stores": {"evict_samples": False},
             "train": {
                 "steps": steps,
                 "groups": 8,
