@@ -53,9 +53,8 @@ async def campaign(campaign: Campaign, run: str | None = None) -> dict[str, Any]
         await async_train(campaign, folder.name)
         trained = await evaluate(campaign, folder.name)
         evaluation = files.write_evaluation(untrained or {}, trained, **settings)
-    print(format_evaluation(evaluation))
     if campaign.trackers.report:
-        print(f"report: {await report(campaign, folder)}")
+        await report(campaign, folder)
     return evaluation
 
 
@@ -66,7 +65,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="e.g. train.steps=10")
     parser.add_argument("--run", help="name of the run's folder; a new one by default")
     parser.add_argument("--resume", action="store_true", help="go on with the run named by --run")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     for service in ("TRIGGERS", "EVENT_PERSISTER"):
         # Prefect's temporary server shares two cores with the training; the dashboard needs neither for runs.
         os.environ.setdefault(f"PREFECT_SERVER_SERVICES_{service}_ENABLED", "false")
@@ -78,10 +77,13 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     try:
-        asyncio.run(campaign(loaded, run))
+        evaluation = asyncio.run(campaign(loaded, run))
     except LeaseRefused as error:
         print(error, file=sys.stderr)
         return 2
+    print(
+        f"\n{format_evaluation(evaluation)}\n\nevaluation, report and logs: {RunFolder.of(loaded, run).root}"
+    )
     return 0
 
 
