@@ -38,3 +38,4 @@ async def observed(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Sessi
         if campaign.trackers.prefect_artifacts:
             session.observers.append(CampaignArtifacts(campaign.name, campaign.train.steps).step)
         yield session
+        await session.observed()  # while what they write to is open

