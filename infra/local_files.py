@@ -145,7 +145,9 @@ def _write_all(descriptor: int, data: Data) -> None:
 
 def _make_folder(folder: str, durable: bool) -> None:
     if not durable:
-        os.makedirs(folder, exist_ok=True)
+        # makedirs raises this, in spite of exist_ok, for a folder that is dropped while it looks.
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(folder, exist_ok=True)
         return
     missing = []
     while not os.path.isdir(folder):
