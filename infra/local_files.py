@@ -1,11 +1,13 @@
 """The directory behind a local object store, without fsspec: a sample costs what its system calls cost."""
 
 import contextlib
+import errno
 import itertools
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 Data = bytes | bytearray | memoryview
 Found = list[bytes | Exception]
@@ -114,14 +116,21 @@ class LocalFiles:
             os.rename(path, dropped)
         except (FileNotFoundError, NotADirectoryError):
             return
-        if os.path.isdir(dropped):
-            shutil.rmtree(dropped)
-        else:
+        if not os.path.isdir(dropped):
             os.unlink(dropped)
+        while os.path.isdir(dropped):
+            shutil.rmtree(dropped, onerror=_unless_a_writer_was_quicker)
 
     def delete_many(self, keys: Sequence[str]) -> None:
         for key in keys:
             _unlink(f"{self._root}/{key}")
+
+
+def _unless_a_writer_was_quicker(_function: object, _path: str, error: Any) -> None:
+    """A writer may finish or give up a file in a folder that is being removed."""
+    problem = error[1]
+    if not isinstance(problem, FileNotFoundError) and getattr(problem, "errno", None) != errno.ENOTEMPTY:
+        raise problem
 
 
 def _link(aside: str, path: str) -> None:
