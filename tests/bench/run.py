@@ -36,10 +36,10 @@ def trainer_against_bare_loop(model: Path) -> Row:
     )
 
 
-async def async_against_sync() -> Row:
+async def async_against_sync(repeats: int) -> Row:
     """The laptop's own campaign, the same steps in both modes."""
     times: dict[str, list[LoopTimes]] = {"tutti": [], "sync": []}
-    for _ in range(2):
+    for _ in range(repeats):
         for mode, alpha in (("tutti", 1), ("sync", 0)):
             campaign = Campaign.load(
                 LAPTOP,
@@ -56,14 +56,14 @@ async def async_against_sync() -> Row:
         1 / _median_step(times["tutti"]),
         1 / _median_step(times["sync"]),
         1.0,
-        "laptop campaign, 10 steps after warm-up, two runs of each in turns, median step",
+        f"laptop campaign, 10 steps after warm-up, {repeats} runs of each in turns, median step",
     )
 
 
-async def flow_against_direct_loop() -> Row:
+async def flow_against_direct_loop(repeats: int) -> Row:
     times: dict[bool, list[LoopTimes]] = {True: [], False: []}
     campaign = Campaign.load(LAPTOP, ["train.steps=13"])
-    for _ in range(2):
+    for _ in range(repeats):
         for prefect in (True, False):
             times[prefect].append(await run_loop(campaign, prefect=prefect))
     return at_most(
@@ -71,16 +71,16 @@ async def flow_against_direct_loop() -> Row:
         _median_step(times[True]),
         _median_step(times[False]),
         1.05,
-        "laptop campaign with artifacts each step, 10 steps after warm-up, two runs of each in turns, median",
+        f"laptop campaign, artifacts each step, 10 steps after warm-up, {repeats} runs each in turns, median",
     )
 
 
-async def loop_against_trl(model: Path, trl_python: Path, *, multi_turn: bool) -> Row:
+async def loop_against_trl(model: Path, trl_python: Path, repeats: int, *, multi_turn: bool) -> Row:
     steps = 23
     arguments = ["--multi-turn", "--turns", str(TURNS), "--latency-ms", str(LATENCY_MS)] if multi_turn else []
     script = Path(__file__).parent / "trl_reference.py"
     ours, theirs = [], []
-    for seed in range(2):
+    for seed in range(repeats):
         command = [str(trl_python), str(script), "--model", str(model), "--steps", str(steps)]
         process = await asyncio.create_subprocess_exec(
             *command, "--seed", str(seed), *arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -99,7 +99,7 @@ async def loop_against_trl(model: Path, trl_python: Path, *, multi_turn: bool) -
         statistics.median(ours),
         statistics.median(theirs),
         1.0,
-        f"{what}, 2.2M Llama, 8 x 8 a step; {steps - WARM_UP_STEPS} steps, two runs each in turns, medians",
+        f"{what}, 2.2M Llama, 8 x 8 a step; {steps - WARM_UP_STEPS} steps, {repeats} runs each, medians",
     )
 
 
@@ -107,7 +107,7 @@ def _median_step(times: list[LoopTimes]) -> float:
     return statistics.median(second for run in times for second in run.step_seconds)
 
 
-async def bench(trl_python: Path | None, only: str) -> list[Row]:
+async def bench(trl_python: Path | None, only: str, repeats: int) -> list[Row]:
     rows: list[Row] = []
 
     def add(row: Row) -> None:
@@ -120,12 +120,12 @@ async def bench(trl_python: Path | None, only: str) -> list[Row]:
         if only in "trainer":
             add(trainer_against_bare_loop(model))
         if only in "trl" and trl_python is not None:
-            add(await loop_against_trl(model, trl_python, multi_turn=False))
-            add(await loop_against_trl(model, trl_python, multi_turn=True))
+            add(await loop_against_trl(model, trl_python, repeats, multi_turn=False))
+            add(await loop_against_trl(model, trl_python, repeats, multi_turn=True))
         if only in "sync":
-            add(await async_against_sync())
+            add(await async_against_sync(repeats))
         if only in "flow":
-            add(await flow_against_direct_loop())
+            add(await flow_against_direct_loop(repeats))
     return rows
 
 
@@ -135,9 +135,10 @@ def main() -> None:
         "--trl-python", type=Path, help="python of TRL's environment; without it, no TRL rows"
     )
     parser.add_argument("--only", default="", choices=["", "trainer", "trl", "sync", "flow"])
+    parser.add_argument("--repeats", type=int, default=2, help="runs of each side of the loop rows")
     parser.add_argument("--out", type=Path, default=Path("runs/bench.json"))
     arguments: Any = parser.parse_args()
-    rows = asyncio.run(bench(arguments.trl_python, arguments.only))
+    rows = asyncio.run(bench(arguments.trl_python, arguments.only, arguments.repeats))
     write(rows, arguments.out)
     print(table(rows))
 
