@@ -133,12 +133,15 @@ class Session:
         async with self.span("trainer", "train_step", batch.step):
             metrics = await self._trainer.call("train_step", {"step": batch.step, "trajectories": names})
         self.step = batch.step + 1
+        # Before the checkpoint: a run killed between the two does the step again and drops this row; the
+        # other way round, it would go on after the step and the row would be missing for good.
+        row = self._record(batch, metrics)
         if self.step % self.campaign.train.checkpoint.every == 0 or self.finished:
             async with self.span("trainer", "checkpoint", batch.step):
                 await self._trainer.call("save_checkpoint")
             await self._evict()
         self._push = asyncio.create_task(self._publish(batch.step))
-        return await self._record(batch, metrics)
+        return row
 
     async def _evict(self) -> None:
         """Drop what no batch can hold any more; the checkpoint just saved needs none of it."""
@@ -152,7 +155,8 @@ class Session:
         async with self.span("weights", "publish", step):
             await self._trainer.call("publish_weights", {"keep_from": self.served_version})
 
-    async def _record(self, batch: BatchManifest, metrics: dict[str, Any]) -> dict[str, Any]:
+    def _record(self, batch: BatchManifest, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The step's row of metrics. The seconds of its checkpoint are in the row of the step after it."""
         row = step_row(
             batch,
             time=self.elapsed,

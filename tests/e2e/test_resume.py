@@ -83,6 +83,22 @@ def test_a_killed_run_resumes_with_nothing_lost_and_nothing_twice(
     assert times == sorted(times)
 
 
+def test_a_run_killed_as_its_checkpoint_becomes_complete_has_a_row_of_metrics_for_every_step(
+    model: Path, tmp_path: Path
+) -> None:
+    campaign = small_campaign(model, tmp_path, train={"steps": 4, "checkpoint": {"every": 2}})
+    file = saved(campaign, tmp_path)
+    process = start(file, "run")
+    marker = tmp_path / "run" / "checkpoints" / "step-00000002" / "_SUCCESS"
+    while not marker.exists():
+        assert process.poll() is None, "the run ended before its first checkpoint"
+        time.sleep(0.0002)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert run_to_the_end(file, "run")[0] == "from 2"
+    assert [row["step"] for row in RunFiles(tmp_path / "run").read_metrics()] == list(range(4))
+
+
 def test_a_run_that_has_done_its_steps_ends_at_once(model: Path, tmp_path: Path) -> None:
     campaign = small_campaign(model, tmp_path, train={"steps": 1})
     file = saved(campaign, tmp_path)
