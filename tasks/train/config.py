@@ -1,6 +1,6 @@
 """What a campaign says of training: the asynchronous mode, the algorithm, the trainer, checkpoints."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -60,11 +60,11 @@ class GrpoConfig(Config):
         return self
 
 
-class TorchTrainerConfig(Config):
-    """The torch trainer: one process, AdamW, padded micro-batches of similar lengths."""
+class TrainerConfig(Config):
+    """What every trainer has: AdamW, its schedule, and how a batch is cut."""
 
-    kind: Literal["torch"] = "torch"
     threads: PositiveInt = 1
+    """Torch threads of each process."""
     learning_rate: PositiveFloat = 1e-3
     warm_up_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises from 0."""
@@ -76,7 +76,71 @@ class TorchTrainerConfig(Config):
     mini_batches: PositiveInt = 1
     """Optimiser steps per batch. With more than one, the proximal policy is recomputed first."""
     micro_batch_tokens: PositiveInt = 4096
-    """Upper bound of padded tokens in one forward and backward pass."""
+    """Upper bound of tokens, padding included, in one forward and backward pass of a process."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the forward and backward pass. Master weights, gradients' sums and moments are float32 always."""
+    activation_checkpointing: bool = False
+    """Keep only each layer's input in the forward pass and compute the rest again in the backward pass."""
+
+
+class LoraConfig(Config):
+    """Train low-rank adapters of the linear layers instead of the weights themselves.
+
+    Published versions have the adapters merged in, so every engine serves them as it serves any weights.
+    """
+
+    rank: PositiveInt = 16
+    alpha: PositiveFloat = 32.0
+    """The adapters' product is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Last parts of the names of the linear layers that get an adapter."""
+
+
+class TorchTrainerConfig(TrainerConfig):
+    """The torch trainer: one process, or FSDP2 over several under torchrun."""
+
+    kind: Literal["torch"] = "torch"
+    processes: PositiveInt = 1
+    """With more than one, parameters, gradients and optimiser states are sharded over them (FSDP2)."""
+    packing: bool = False
+    """Lay sequences end to end under the token budget instead of padding them to rectangles."""
+    lora: LoraConfig | None = None
+
+
+class MegatronTrainerConfig(TrainerConfig):
+    """The Megatron-core trainer: tensor, pipeline, expert and data parallel.
+
+    It has tensor_parallel x pipeline_parallel x data_parallel processes; experts are spread over data-parallel
+    ranks, so expert_parallel divides data_parallel.
+    """
+
+    kind: Literal["megatron"] = "megatron"
+    tensor_parallel: PositiveInt = 1
+    pipeline_parallel: PositiveInt = 1
+    expert_parallel: PositiveInt = 1
+    data_parallel: PositiveInt = 1
+    sequence_parallel: bool = False
+    """Shard activations between tensor-parallel layers along the sequence."""
+    distributed_optimizer: bool = True
+    """Shard optimiser states over the data-parallel ranks."""
+
+    @model_validator(mode="after")
+    def _parallelism_agrees(self) -> "MegatronTrainerConfig":
+        if self.data_parallel % self.expert_parallel:
+            raise ValueError(
+                f"data_parallel ({self.data_parallel}) must be a multiple of expert_parallel "
+                f"({self.expert_parallel}): change one of them"
+            )
+        if self.sequence_parallel and self.tensor_parallel == 1:
+            raise ValueError("sequence_parallel needs tensor_parallel above 1")
+        return self
+
+    @property
+    def processes(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
+
+
+AnyTrainerConfig = Annotated[TorchTrainerConfig | MegatronTrainerConfig, Field(discriminator="kind")]
 
 
 class CheckpointConfig(Config):
@@ -100,7 +164,7 @@ class TrainConfig(Config):
     """Bound on staleness in policy versions; 0 in mode `sync`."""
     redundancy: RedundancyConfig = Field(default_factory=RedundancyConfig)
     algorithm: GrpoConfig = Field(default_factory=GrpoConfig)
-    trainer: TorchTrainerConfig = Field(default_factory=TorchTrainerConfig)
+    trainer: AnyTrainerConfig = Field(default_factory=TorchTrainerConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
     @model_validator(mode="after")
