@@ -6,6 +6,7 @@ v00000007/3f9c…/00000.safetensors     buckets of one incarnation, that is of o
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from infra.object_store import ObjectStore
 
@@ -65,6 +66,11 @@ class WeightStore:
 
     def delete_incarnation(self, version: int, incarnation: str) -> None:
         self.store.delete(f"{_folder(version)}/{incarnation}")
+
+
+def open_weight_store(url: str, options: dict[str, Any] | None = None) -> WeightStore:
+    """The weight store at a URL; `options` go to its file system (credentials, endpoint)."""
+    return WeightStore(ObjectStore(url, options))
 
 
 def _folder(version: int) -> str:

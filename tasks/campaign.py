@@ -12,6 +12,7 @@ from tasks.model.config import ModelConfig
 from tasks.reward.config import RewardConfig
 from tasks.rollout.config import RolloutConfig
 from tasks.train.config import TrainConfig
+from tasks.weights.config import PublicationConfig
 
 
 class CampaignError(ValueError):
@@ -60,6 +61,7 @@ class Campaign(Config):
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
+    weights: PublicationConfig = Field(default_factory=PublicationConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     stores: StoresConfig = Field(default_factory=StoresConfig)
     trackers: TrackersConfig = Field(default_factory=TrackersConfig)

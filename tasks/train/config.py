@@ -110,8 +110,8 @@ class TorchTrainerConfig(TrainerConfig):
 class MegatronTrainerConfig(TrainerConfig):
     """The Megatron-core trainer: tensor, pipeline, expert and data parallel.
 
-    It has tensor_parallel x pipeline_parallel x data_parallel processes; experts are spread over data-parallel
-    ranks, so expert_parallel divides data_parallel.
+    It has tensor_parallel x pipeline_parallel x data_parallel processes; experts are spread over
+    data-parallel ranks, so expert_parallel divides data_parallel.
     """
 
     kind: Literal["megatron"] = "megatron"
