@@ -3,8 +3,9 @@
 Sampled token ids are kept as the engine sampled them; text is never re-tokenised.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,12 @@ class Trajectory:
     `tokens`, `loss_mask`, `logprobs` and `versions` have equal length T. `loss_mask` is True exactly on
     sampled tokens. `logprobs` are the engine's, of the distribution that was sampled from (after
     temperature), 0 where not sampled. `versions` is the policy version that sampled each token,
-    `NOT_GENERATED` elsewhere. The log-probability at index t is that of `tokens[t]` given `tokens[:t]`.
+    `NOT_GENERATED` elsewhere.
+
+    A chat template that changes the text of earlier messages breaks a trajectory into segments, which lie one
+    after the other in the arrays: each begins with a whole context, as the engine was given it, and no token
+    sees another segment's. Every response is sampled in one segment only. The log-probability at index t is
+    that of `tokens[t]` given `tokens[s:t]`, where s is the start of its segment.
     """
 
     key: TrajectoryKey
@@ -121,6 +127,7 @@ class Trajectory:
     stop: StopReason
     outcome: Outcome
     info: dict[str, Any] = field(default_factory=dict)  # JSON values the reward function needs or reports
+    segment_starts: tuple[int, ...] = (0,)  # ascending, the first is 0
 
     def __post_init__(self) -> None:
         lengths = {len(self.tokens), len(self.loss_mask), len(self.logprobs), len(self.versions)}
@@ -130,6 +137,41 @@ class Trajectory:
             raise ValueError(
                 f"trajectory {self.key}: a sampled token without a version stamp, or the reverse"
             )
+        if self.segment_starts != (0,):
+            bounds = [*self.segment_starts, len(self.tokens)]
+            if bounds[0] != 0 or any(start >= end for start, end in pairwise(bounds)):
+                raise ValueError(
+                    f"trajectory {self.key}: segments of {len(self.tokens)} tokens cannot start at "
+                    f"{list(self.segment_starts)}"
+                )
+
+    def segments(self) -> "list[Trajectory]":
+        """Its segments as trajectories of one segment each: the same key and outcome, and their own turns.
+
+        They are views of these arrays. A trajectory of one segment is its own and only one.
+        """
+        if len(self.segment_starts) == 1:
+            return [self]
+        return [
+            replace(
+                self,
+                tokens=self.tokens[start:end],
+                loss_mask=self.loss_mask[start:end],
+                logprobs=self.logprobs[start:end],
+                versions=self.versions[start:end],
+                turns=[
+                    replace(
+                        turn,
+                        response_start=turn.response_start - start,
+                        response_end=turn.response_end - start,
+                    )
+                    for turn in self.turns
+                    if start <= turn.response_start < end
+                ],
+                segment_starts=(0,),
+            )
+            for start, end in pairwise([*self.segment_starts, len(self.tokens)])
+        ]
 
     @property
     def oldest_version(self) -> int:

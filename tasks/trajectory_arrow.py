@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -55,10 +54,14 @@ SCHEMA = pa.schema(
         pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
         pa.field("versions", pa.list_(pa.int32()), nullable=False),
         pa.field("turns", pa.list_(TURN_TYPE), nullable=False),
+        pa.field("segment_starts", pa.list_(pa.int32()), nullable=False),
         pa.field("info", pa.string(), nullable=False),  # JSON
     ]
 )
 """Columns of a stored trajectory. The four arrays of a row have equal length."""
+
+_STREAM_START = SCHEMA.serialize().to_pybytes()
+_STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"  # the end-of-stream marker of the Arrow IPC format
 
 
 class NotATrajectory(ValueError):
@@ -70,15 +73,26 @@ def to_arrow(trajectory: Trajectory) -> bytes:
 
     Raises TypeError or ValueError when `info` is not JSON.
     """
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, SCHEMA) as writer:
-        writer.write_batch(to_record_batch(trajectory))
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return b"".join((_STREAM_START, to_record_batch([trajectory]).serialize(), _STREAM_END))
 
 
 def from_arrow(data: bytes) -> Trajectory:
     """Raises `NotATrajectory`."""
+    return from_arrow_many([data])[0]
+
+
+def from_arrow_many(objects: Sequence[bytes]) -> list[Trajectory]:
+    """The trajectories of these streams, in their order: far quicker than one by one.
+
+    Raises `NotATrajectory`.
+    """
+    batches = [_read_stream(data) for data in objects]
+    if batches and all(batch.schema.equals(SCHEMA) for batch in batches):
+        return from_record_batch(pa.concat_batches(batches))
+    return [trajectory for batch in batches for trajectory in from_record_batch(batch)]
+
+
+def _read_stream(data: bytes) -> pa.RecordBatch:
     try:
         with pa.ipc.open_stream(data) as reader:
             batch = reader.read_next_batch()
@@ -87,34 +101,46 @@ def from_arrow(data: bytes) -> Trajectory:
         raise NotATrajectory(f"no Arrow stream of a trajectory: {error}") from None
     if batch.num_rows != 1:
         raise NotATrajectory(f"a trajectory is one row, not {batch.num_rows}")
-    return from_record_batch(batch)[0]
+    return batch
 
 
-def to_record_batch(trajectory: Trajectory) -> pa.RecordBatch:
-    """One row of `SCHEMA`."""
+def to_record_batch(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
+    """Rows of `SCHEMA`, made in one call: an array a column costs three times as much for one trajectory."""
+    rows = pa.array([_row(trajectory) for trajectory in trajectories], pa.struct(list(SCHEMA)))
+    return pa.RecordBatch.from_struct_array(rows)
+
+
+def _row(trajectory: Trajectory) -> tuple[Any, ...]:
+    """The values of `SCHEMA`, in its order."""
     key = trajectory.key
-    outcome, reward, reason = _outcome_columns(trajectory.outcome)
-    return pa.RecordBatch.from_arrays(
+    return (
+        str(key),
+        key.group,
+        key.member,
+        key.attempt,
+        trajectory.domain,
+        trajectory.seed,
+        trajectory.initiating_version,
+        trajectory.stop.value,
+        *_outcome_columns(trajectory.outcome),
+        trajectory.tokens,
+        trajectory.loss_mask,
+        trajectory.logprobs,
+        trajectory.versions,
         [
-            pa.array([str(key)], pa.string()),
-            pa.array([key.group], pa.int64()),
-            pa.array([key.member], pa.int32()),
-            pa.array([key.attempt], pa.int32()),
-            pa.array([trajectory.domain], pa.string()),
-            pa.array([trajectory.seed], pa.int64()),
-            pa.array([trajectory.initiating_version], pa.int32()),
-            pa.array([trajectory.stop.value], pa.string()),
-            pa.array([outcome], pa.string()),
-            pa.array([reward], pa.float64()),
-            pa.array([reason], pa.string()),
-            _list_of_one(pa.array(trajectory.tokens, pa.int32())),
-            _list_of_one(pa.array(trajectory.loss_mask, pa.bool_())),
-            _list_of_one(pa.array(trajectory.logprobs, pa.float32())),
-            _list_of_one(pa.array(trajectory.versions, pa.int32())),
-            _list_of_one(_turn_array(trajectory.turns)),
-            pa.array([json.dumps(trajectory.info)], pa.string()),
+            (
+                turn.response_start,
+                turn.response_end,
+                turn.stop.value,
+                turn.action,
+                turn.environment_reward,
+                turn.generate_seconds,
+                turn.environment_seconds,
+            )
+            for turn in trajectory.turns
         ],
-        schema=SCHEMA,
+        trajectory.segment_starts,
+        json.dumps(trajectory.info),
     )
 
 
@@ -144,6 +170,7 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
             stop=StopReason(header["stop"][row]),
             outcome=_outcome(header["outcome"][row], header["reward"][row], header["outcome_reason"][row]),
             info=json.loads(header["info"][row]),
+            segment_starts=tuple(header["segment_starts"][row]),
         )
         for row in range(batch.num_rows)
     ]
@@ -160,29 +187,10 @@ _HEADER = (
     "outcome",
     "reward",
     "outcome_reason",
+    "segment_starts",
     "info",
 )
 _TURN_FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
-
-
-def _list_of_one(values: pa.Array) -> pa.ListArray:
-    offsets = pa.array(np.array([0, len(values)], np.int32))
-    return pa.ListArray.from_arrays(offsets, values)
-
-
-def _turn_array(turns: Sequence[Turn]) -> pa.StructArray:
-    return pa.StructArray.from_arrays(
-        [
-            pa.array([turn.response_start for turn in turns], pa.int32()),
-            pa.array([turn.response_end for turn in turns], pa.int32()),
-            pa.array([turn.stop.value for turn in turns], pa.string()),
-            pa.array([turn.action for turn in turns], pa.string()),
-            pa.array([turn.environment_reward for turn in turns], pa.float64()),
-            pa.array([turn.generate_seconds for turn in turns], pa.float64()),
-            pa.array([turn.environment_seconds for turn in turns], pa.float64()),
-        ],
-        fields=list(TURN_TYPE),
-    )
 
 
 def _split(column: pa.ListArray) -> list[NDArray[Any]]:

@@ -21,7 +21,14 @@ from tasks.trajectory import (
     TrajectoryKey,
     Turn,
 )
-from tasks.trajectory_arrow import SCHEMA, NotATrajectory, from_arrow, to_arrow, to_record_batch
+from tasks.trajectory_arrow import (
+    SCHEMA,
+    NotATrajectory,
+    from_arrow,
+    from_arrow_many,
+    to_arrow,
+    to_record_batch,
+)
 
 _FLOATS = st.floats(allow_nan=False)
 _INT32 = st.integers(0, 2**31 - 1)
@@ -112,6 +119,17 @@ def test_the_arrays_read_may_be_written_to_and_are_apart() -> None:
     assert_same(from_arrow(data), example())
 
 
+def test_many_are_read_at_once_as_they_are_one_by_one() -> None:
+    several = [
+        dataclasses.replace(example(), key=TrajectoryKey(group, 0), outcome=outcome)
+        for group, outcome in enumerate([Reward(0.5), Skip("no gold"), InfraError("lost")])
+    ]
+    read = from_arrow_many([to_arrow(trajectory) for trajectory in several])
+    for left, right in zip(read, several, strict=True):
+        assert_same(left, right)
+    assert from_arrow_many([]) == []
+
+
 def test_pyarrow_alone_reads_an_object() -> None:
     with pa.ipc.open_stream(to_arrow(example())) as reader:
         (row,) = reader.read_all().to_pylist()
@@ -146,7 +164,7 @@ def test_other_arrow_data_is_refused() -> None:
             writer.write_batch(batch)
         return sink.getvalue().to_pybytes()
 
-    batch = to_record_batch(example())
+    batch = to_record_batch([example()])
     missing = batch.drop_columns(["versions"])
     position = SCHEMA.get_field_index("tokens")
     retyped = batch.set_column(position, "tokens", batch.column("tokens").cast(pa.list_(pa.int64())))

@@ -37,7 +37,7 @@ def write_archive(
     """Archive a trained batch, in place of an earlier archive of that step. Returns its key."""
     if advantages is not None and len(advantages) != len(trajectories):
         raise ValueError(f"{len(advantages)} advantages for {len(trajectories)} trajectories")
-    rows = pa.Table.from_batches([to_record_batch(trajectory) for trajectory in trajectories], SCHEMA)
+    rows = pa.Table.from_batches([to_record_batch(trajectories)], SCHEMA)
     oldest = [trajectory.oldest_version for trajectory in trajectories]
     added = [
         [step] * len(trajectories),
