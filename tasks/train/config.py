@@ -2,7 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from infra.config import Config
 
@@ -81,6 +89,8 @@ class TrainerConfig(Config):
     """Of the forward and backward pass. Master weights, gradients' sums and moments are float32 always."""
     activation_checkpointing: bool = False
     """Keep only each layer's input in the forward pass and compute the rest again in the backward pass."""
+    start_limit_s: PositiveFloat = 600.0
+    """A trainer that has not loaded its model after this time has failed to start."""
 
 
 class LoraConfig(Config):
@@ -166,6 +176,11 @@ class TrainConfig(Config):
     algorithm: GrpoConfig = Field(default_factory=GrpoConfig)
     trainer: AnyTrainerConfig = Field(default_factory=TorchTrainerConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    @field_validator("trainer", mode="before")
+    @classmethod
+    def _torch_by_default(cls, value: object) -> object:
+        return {"kind": "torch", **value} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
     def _sizes_agree(self) -> "TrainConfig":

@@ -1,4 +1,4 @@
-"""How a batch is cut: mini-batches for optimiser steps, micro-batches for memory, padding for rectangles.
+"""How a batch is cut: mini-batches for optimiser steps, ranks, micro-batches for memory, padding or packing.
 
 Pure numpy. What is padding is known from lengths, never from a token id.
 """
@@ -30,6 +30,16 @@ class MicroBatch:
     sequence_tokens: NDArray[np.int64]  # [B]: trained tokens of the row's whole trajectory
 
 
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """The inputs of B sequences laid end to end, P tokens: of each all but its last token."""
+
+    tokens: NDArray[np.int64]  # [P]
+    positions: NDArray[np.int64]  # [P]: restart at 0 with each sequence
+    starts: NDArray[np.int64]  # [B]: where each sequence begins
+    lengths: tuple[int, ...]  # of each
+
+
 def split_mini_batches(groups: Sequence[int], parts: int) -> list[list[int]]:
     """Cut sequences, given by their groups, into `parts` lists of indexes that never split a group.
 
@@ -53,11 +63,8 @@ def cut_micro_batches(
     """
     order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
     ordered = np.asarray(lengths, dtype=np.int64)[order]
-    if ordered.size and ordered[-1] > max_tokens:
-        raise SequenceTooLong(
-            f"a sequence of {ordered[-1]} tokens does not fit train.trainer.micro_batch_tokens "
-            f"({max_tokens}): raise it, or lower the domain's max_tokens"
-        )
+    if ordered.size:
+        _require_fit(int(ordered[-1]), max_tokens)
     # cost[j]: of the best cut of the first j; start[j]: where its last micro-batch begins.
     cost = np.zeros(ordered.size + 1)
     start = np.zeros(ordered.size + 1, dtype=np.int64)
@@ -73,6 +80,57 @@ def cut_micro_batches(
         cuts.append(order[start[end] : end].tolist())
         end = int(start[end])
     return cuts[::-1]
+
+
+def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Share sequences, given by their lengths, out to `ranks` lists of indexes with about equal tokens.
+
+    Longest first, back and forth over the ranks, so that their numbers differ by one at most. One rank gets
+    them in their order.
+    """
+    if ranks == 1:
+        return [list(range(len(lengths)))]
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
+    hands: list[list[int]] = [[] for _ in range(ranks)]
+    for start in range(0, len(order), ranks):
+        dealt = order[start : start + ranks]
+        turn = range(ranks) if (start // ranks) % 2 == 0 else range(ranks - 1, -1, -1)
+        for rank, index in zip(turn, dealt, strict=False):
+            hands[rank].append(index)
+    return hands
+
+
+def cut_packed(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Cut sequences, given by their lengths, into lists of indexes with at most `max_tokens` tokens each.
+
+    First fit, longest first. Raises `SequenceTooLong`.
+    """
+    order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist()
+    cuts: list[list[int]] = []
+    room: list[int] = []
+    for index in order:
+        length = lengths[index]
+        _require_fit(length, max_tokens)
+        at = next((at for at, left in enumerate(room) if left >= length), None)
+        if at is None:
+            cuts.append([index])
+            room.append(max_tokens - length)
+        else:
+            cuts[at].append(index)
+            room[at] -= length
+    return cuts
+
+
+def pack_inputs(sequences: Sequence[TrainingSequence]) -> PackedRow:
+    """What a model reads of these sequences, end to end. The last token of each is never an input."""
+    inputs = [sequence.tokens[:-1] for sequence in sequences]
+    lengths = [len(tokens) for tokens in inputs]
+    return PackedRow(
+        tokens=np.concatenate(inputs).astype(np.int64),
+        positions=np.concatenate([np.arange(length) for length in lengths]).astype(np.int64),
+        starts=np.cumsum([0, *lengths[:-1]]).astype(np.int64),
+        lengths=tuple(lengths),
+    )
 
 
 def pad_micro_batch(sequences: Sequence[TrainingSequence], sequence_tokens: Sequence[int]) -> MicroBatch:
@@ -102,3 +160,11 @@ def trained_tokens(sequences: Sequence[TrainingSequence]) -> dict[int, int]:
         if tokens:
             counts[sequence.trajectory] = counts.get(sequence.trajectory, 0) + tokens
     return counts
+
+
+def _require_fit(length: int, max_tokens: int) -> None:
+    if length > max_tokens:
+        raise SequenceTooLong(
+            f"a sequence of {length} tokens does not fit train.trainer.micro_batch_tokens "
+            f"({max_tokens}): raise it, or lower the domain's max_tokens"
+        )

@@ -1,11 +1,12 @@
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
 from infra.object_store import ObjectStore
-from tasks.train.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, NoCheckpoint
+from tasks.train.checkpoint import Checkpoint, Checkpoints, CorruptCheckpoint, NoCheckpoint, PartEntry
 
 
 def _checkpoint(step: int) -> Checkpoint:
@@ -119,3 +120,60 @@ def test_an_empty_store_has_no_checkpoint(tmp_path: Path) -> None:
 def test_at_least_one_checkpoint_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"train\.checkpoint\.keep"):
         Checkpoints(_store(tmp_path), keep=0)
+
+
+def _write_parts(checkpoints: Checkpoints, step: int, ranks: int) -> None:
+    """As the ranks of a trainer do; entries travel between them as JSON."""
+    checkpoints.begin(step)
+    entries = [
+        asdict(checkpoints.put_part(step, f"model-{rank}", {"w": torch.full((2,), float(rank))}))
+        for rank in range(ranks)
+    ]
+    checkpoints.complete(
+        step, [PartEntry(**entry) for entry in json.loads(json.dumps(entries))], {"ranks": ranks}
+    )
+
+
+def test_parts_of_several_writers_are_one_checkpoint(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(_store(tmp_path), keep=2)
+    _write_parts(checkpoints, 3, ranks=3)
+    assert checkpoints.parts() == ["model-0", "model-1", "model-2"]
+    whole = checkpoints.load()
+    assert [whole.tensors[f"model-{rank}"]["w"].tolist() for rank in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    assert (whole.step, whole.state) == (3, {"ranks": 3})
+
+
+def test_a_reader_of_some_parts_fetches_no_others(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    checkpoints = Checkpoints(store, keep=2)
+    _write_parts(checkpoints, 3, ranks=2)
+    store.put("step-00000003/model-0.safetensors", b"unreadable")
+    assert checkpoints.load(3, ["model-1"]).tensors["model-1"]["w"].tolist() == [1, 1]
+    assert checkpoints.load(3, []).tensors == {}
+    with pytest.raises(CorruptCheckpoint, match="model-0"):
+        checkpoints.load(3)
+    with pytest.raises(NoCheckpoint, match="model-2"):
+        checkpoints.load(3, ["model-1", "model-2"])
+
+
+def test_parts_without_their_completion_do_not_exist_and_begin_removes_them(tmp_path: Path) -> None:
+    store = _store(tmp_path)
+    checkpoints = Checkpoints(store, keep=2)
+    _write_parts(checkpoints, 3, ranks=1)
+    checkpoints.begin(4)
+    checkpoints.put_part(4, "model-7", {"w": torch.zeros(1)})  # and then every rank was killed
+    assert checkpoints.steps() == [3]
+    assert checkpoints.load().step == 3
+    _write_parts(checkpoints, 4, ranks=2)
+    assert store.list("step-00000004") == [
+        f"step-00000004/{name}"
+        for name in ("_SUCCESS", "model-0.safetensors", "model-1.safetensors", "state.json")
+    ]
+
+
+def test_beginning_a_step_again_withdraws_the_checkpoint_that_was_there(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(_store(tmp_path), keep=2)
+    _write_parts(checkpoints, 3, ranks=1)
+    checkpoints.begin(3)
+    with pytest.raises(NoCheckpoint):
+        checkpoints.load()

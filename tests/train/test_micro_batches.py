@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 from tasks.train.micro_batches import (
     SequenceTooLong,
     cut_micro_batches,
+    cut_packed,
+    deal,
+    pack_inputs,
     pad_micro_batch,
     split_mini_batches,
     trained_tokens,
@@ -107,3 +110,42 @@ def test_segments_count_as_one_trajectory_and_untrained_ones_not_at_all() -> Non
         _sequence(0, [4, 5], [0, 1]),
     ]
     assert trained_tokens(sequences) == {0: 3}
+
+
+@given(lengths=st.lists(st.integers(1, 64), max_size=60), limit=st.integers(64, 300))
+def test_packed_cuts_hold_every_sequence_once_within_the_budget(lengths: list[int], limit: int) -> None:
+    cuts = cut_packed(lengths, limit)
+    assert sorted(index for cut in cuts for index in cut) == list(range(len(lengths)))
+    sums = [sum(lengths[index] for index in cut) for cut in cuts]
+    assert all(tokens <= limit for tokens in sums)
+    # First fit leaves no two rows that would fit into one.
+    assert all(left + right > limit for at, left in enumerate(sums) for right in sums[at + 1 :])
+
+
+def test_a_sequence_above_the_packed_budget_names_the_option() -> None:
+    with pytest.raises(SequenceTooLong, match=r"train\.trainer\.micro_batch_tokens"):
+        cut_packed([4, 65], 64)
+
+
+def test_packed_inputs_are_all_but_each_last_token_with_positions_that_restart() -> None:
+    row = pack_inputs([_sequence(0, [5, 6, 7], [0, 1, 1]), _sequence(1, [8, 9], [0, 1])])
+    assert row.tokens.tolist() == [5, 6, 8]
+    assert row.positions.tolist() == [0, 1, 0]
+    assert row.starts.tolist() == [0, 2]
+    assert row.lengths == (2, 1)
+
+
+@given(lengths=st.lists(st.integers(1, 64), max_size=60), ranks=st.integers(1, 8))
+def test_ranks_get_every_sequence_once_in_numbers_and_tokens_that_are_close(
+    lengths: list[int], ranks: int
+) -> None:
+    hands = deal(lengths, ranks)
+    assert sorted(index for hand in hands for index in hand) == list(range(len(lengths)))
+    numbers = [len(hand) for hand in hands]
+    tokens = [sum(lengths[index] for index in hand) for hand in hands]
+    assert max(numbers) - min(numbers) <= 1
+    assert max(tokens) - min(tokens) <= max(lengths, default=0)
+
+
+def test_one_rank_gets_the_sequences_in_their_order() -> None:
+    assert deal([3, 9, 1], 1) == [[0, 1, 2]]

@@ -18,7 +18,7 @@ Metrics of one train step. "Per token" is the mean over all the step's trained t
 | train/ratio_mean | pi_current / pi_proximal, per token; 1 with one mini-batch |
 | train/learning_rate | of this step |
 | train/tokens | trained (sampled) tokens |
-| train/padded_tokens | tokens of the padded micro-batches, one pass counted |
+| train/padded_tokens | tokens of the micro-batches, padding included, one pass counted |
 | train/sequences | sequences trained |
 | train/trajectories | trajectories in the batch, trained or not |
 | train/groups | groups with at least one reward |
@@ -45,15 +45,31 @@ class CheckpointMismatch(ValueError):
 
 
 class PolicyTrainer(Protocol):
-    """Owns the policy's weights. `version` is the number of train steps done."""
+    """Owns the policy's weights. `version` is the number of train steps done.
+
+    In a trainer of several processes every method is collective: each rank calls it, in the same order and
+    with the same arguments, and rank 0's return value counts.
+    """
 
     version: int
 
     def train_step(self, batch: PreparedBatch, algorithm: Algorithm) -> dict[str, float]:
         """One train step: `version` rises by one, whatever the batch held. Returns the metrics above."""
 
+    def loss_and_gradients(
+        self, batch: PreparedBatch, algorithm: Algorithm
+    ) -> tuple[float, dict[str, torch.Tensor]]:
+        """Loss of the whole batch as one optimiser step, and its gradient, unclipped, by Hugging Face name.
+
+        Gradients are full float32 tensors on the CPU, of tied parameters under the first name. Changes
+        nothing in the trainer.
+        """
+
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Weights by Hugging Face name, tied ones once. They are live: copy before the next train step."""
+        """Weights by Hugging Face name, tied ones once. They are live: copy before the next train step.
+
+        In a trainer of several processes every rank iterates to the end; full tensors come one at a time.
+        """
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Write the whole state as the checkpoint of `version`."""

@@ -47,7 +47,12 @@ class _OneDnnLinear(torch.autograd.Function):
         if context.needs_input_grad[0]:
             x_gradient = _product(gradient, weight.t().contiguous(), None)
         if context.needs_input_grad[1]:
-            weight_gradient = _product(flat.t().contiguous(), x.flatten(0, -2).t().contiguous(), None)
+            # oneDNN has no product over no rows, which a micro-batch without a trained token asks for.
+            weight_gradient = (
+                _product(flat.t().contiguous(), x.flatten(0, -2).t().contiguous(), None)
+                if flat.shape[0]
+                else torch.zeros_like(weight)
+            )
         if context.has_bias and context.needs_input_grad[2]:
             bias_gradient = flat.sum(0)
         return x_gradient, weight_gradient, bias_gradient

@@ -4,6 +4,7 @@ Only hidden states that predict a sampled token reach the language-model head, s
 tokens and for nothing else, and everything that a model does after its head (scales, soft caps) still holds.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,10 +12,21 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tasks.train.losses import entropy
+from tasks.train.trainers.packed_attention import PACKED
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """B sequences laid end to end for the model: `tasks.train.micro_batches.PackedRow` as tensors."""
+
+    tokens_P: Tensor
+    positions_P: Tensor
+    starts_B: Tensor
+    lengths: tuple[int, ...]
 
 
 class TokenLogprobs:
-    """Scores padded sequences with one model, at one sampling temperature (above 0)."""
+    """Scores sequences with one model, at one sampling temperature (above 0)."""
 
     def __init__(self, model: PreTrainedModel, temperature: float):
         if not temperature > 0:
@@ -28,21 +40,36 @@ class TokenLogprobs:
         head.register_forward_pre_hook(self._select)
 
     def __call__(
-        self, tokens_BT: Tensor, mask_BT: Tensor, *, entropy_gradient: bool = False
+        self,
+        tokens_BT: Tensor,
+        mask_BT: Tensor,
+        *,
+        packed: Packed | None = None,
+        entropy_gradient: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Log-probability of each token given those before it, and the entropy of its distribution.
 
         Both are float32 [B, T], of the tempered distribution, and 0 off the mask. The entropy carries a
         gradient only on request. Padding is on the right, where causal attention never lets it be seen, so
-        no attention mask is needed and environment tokens are attended to like any other.
+        no attention mask is needed and environment tokens are attended to like any other. With `packed` the
+        model reads the same sequences end to end instead, each attending to itself only.
         """
         wanted_BT = mask_BT.clone()
         wanted_BT[:, 0] = False  # nothing predicts the first token
         at_N = wanted_BT.flatten().nonzero().squeeze(-1)
         columns = tokens_BT.shape[1]
+        row_N = at_N // columns
         # The hidden state at t - 1 predicts token t; the last token is never an input.
-        self._selected_N = at_N - at_N // columns - 1
-        logits_NV = self.model(input_ids=tokens_BT[:, :-1], use_cache=False).logits[0]
+        if packed is None:
+            self._selected_N = at_N - row_N - 1
+            inputs: dict[str, Any] = {"input_ids": tokens_BT[:, :-1]}
+        else:
+            self._selected_N = packed.starts_B[row_N] + at_N % columns - 1
+            inputs = {"input_ids": packed.tokens_P[None], "position_ids": packed.positions_P[None]}
+            # Without this attention transformers sees from positions that restart where a sequence ends.
+            if self.model.config._attn_implementation == PACKED:
+                inputs["packed_lengths"] = packed.lengths
+        logits_NV = self.model(**inputs, use_cache=False).logits[0]
         self._selected_N = None
         if self._temperature != 1.0:
             logits_NV = logits_NV.float() / self._temperature

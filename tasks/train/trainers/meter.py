@@ -2,6 +2,9 @@
 
 import math
 
+import torch
+from torch import distributed
+
 from tasks.train.algorithms.base import LossTerms
 
 
@@ -31,6 +34,19 @@ class Meter:
         else:
             self._skipped += 1
         return finite
+
+    def gather(self) -> None:
+        """Add up what every rank added: losses are shares of one sum, maxima are over all. Collective."""
+        names, peaks = sorted(self._sums), sorted(self._maxima)
+        sums = [self._loss, float(self._padded_tokens), *(self._sums[name] for name in names)]
+        total = torch.tensor(sums, dtype=torch.float64)
+        distributed.all_reduce(total)
+        highest = torch.tensor([self._maxima[name] for name in peaks], dtype=torch.float64)
+        distributed.all_reduce(highest, distributed.ReduceOp.MAX)
+        self._loss, padded_tokens, *rest = total.tolist()
+        self._padded_tokens = int(padded_tokens)
+        self._sums = dict(zip(names, rest, strict=True))
+        self._maxima = dict(zip(peaks, highest.tolist(), strict=True))
 
     def means(self, tokens: int, mini_batches: int) -> dict[str, float]:
         """The metrics, given the trained tokens and the mini-batches of the step."""

@@ -41,3 +41,13 @@ def test_layers_in_another_precision_are_left_alone() -> None:
     layer = nn.Linear(3, 2).to(torch.bfloat16)
     use_onednn(layer)
     assert layer(torch.ones(1, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_no_rows_have_no_output_and_gradients_of_zero() -> None:
+    layer = nn.Linear(3, 2)
+    use_onednn(layer)
+    x = torch.zeros(1, 0, 3, requires_grad=True)
+    output = layer(x)
+    output.sum().backward()
+    assert output.shape == (1, 0, 2)
+    assert all(torch.equal(parameter.grad, torch.zeros_like(parameter)) for parameter in layer.parameters())

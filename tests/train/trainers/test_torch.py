@@ -6,7 +6,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from infra.object_store import ObjectStore
 from tasks.train.algorithms import make_algorithm
@@ -17,36 +18,16 @@ from tasks.train.config import Aggregation, GrpoConfig, TorchTrainerConfig
 from tasks.train.micro_batches import SequenceTooLong
 from tasks.train.sequences import PreparedBatch
 from tasks.train.trainers.base import CheckpointMismatch
-from tasks.train.trainers.torch import TorchTrainer, learning_rate_share
-from tasks.trajectory import Reward, Trajectory
+from tasks.train.trainers.schedule import learning_rate_share
+from tasks.train.trainers.torch import TorchTrainer
+from tasks.trajectory import Reward
+from tests.train.trainers.batches import random_trajectories
 from tests.train.trainers.models import tiny_llama
 from tests.train.trajectories import trajectory
 
 
 def _trainer(directory: Path, *, temperature: float = 1.0, **options: Any) -> TorchTrainer:
     return TorchTrainer(directory, TorchTrainerConfig(**options), temperature=temperature)
-
-
-def _trajectories(seed: int = 0, groups: int = 4, members: int = 4) -> list[Trajectory]:
-    """Multi-turn trajectories of 4 to 20 tokens with random rewards."""
-    random = np.random.default_rng(seed)
-    made = []
-    for group in range(groups):
-        for member in range(members):
-            length = int(random.integers(4, 21))
-            mask = random.random(length) < 0.6
-            mask[0], mask[-1] = False, True
-            made.append(
-                trajectory(
-                    random.integers(0, 32, length).tolist(),
-                    mask.tolist(),
-                    (-3.5 + 0.3 * random.standard_normal(length)).tolist(),
-                    group=group,
-                    member=member,
-                    outcome=Reward(float(random.random())),
-                )
-            )
-    return made
 
 
 def _weights(trainer: TorchTrainer) -> dict[str, torch.Tensor]:
@@ -71,7 +52,7 @@ def test_loss_and_gradient_do_not_depend_on_the_number_of_micro_batches(
             importance_cap=1.2,
         )
     )
-    batch = algorithm.prepare(_trajectories())
+    batch = algorithm.prepare(random_trajectories())
     directory = tiny_llama(tmp_path)
     metrics, gradients = [], []
     for tokens in (20, 60, 4096):
@@ -92,7 +73,7 @@ def test_the_gradient_is_that_of_the_formula(tmp_path: Path) -> None:
     """One step against -(1/N) sum of w·A·log pi written out sequence by sequence in float64."""
     directory = tiny_llama(tmp_path)
     algorithm = Grpo(GrpoConfig(importance_cap=1.2))
-    batch = algorithm.prepare(_trajectories())
+    batch = algorithm.prepare(random_trajectories())
     trainer = _trainer(directory, temperature=0.8, max_gradient_norm=1e9)
     trainer.train_step(batch, algorithm)
 
@@ -125,7 +106,7 @@ def test_tied_weights_are_published_once_under_hugging_face_names(tmp_path: Path
 def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path) -> None:
     directory = tiny_llama(tmp_path / "model")
     algorithm = Grpo(GrpoConfig(kl_coefficient=0.05))
-    batches = [algorithm.prepare(_trajectories(seed)) for seed in range(5)]
+    batches = [algorithm.prepare(random_trajectories(seed)) for seed in range(5)]
     options = {"warm_up_steps": 4, "weight_decay": 0.1, "mini_batches": 2}
 
     unbroken = _trainer(directory, **options)
@@ -180,7 +161,9 @@ def test_two_runs_are_equal_bit_for_bit(tmp_path: Path) -> None:
     results = []
     for _ in range(2):
         trainer = _trainer(directory)
-        metrics = [trainer.train_step(algorithm.prepare(_trajectories(seed)), algorithm) for seed in range(2)]
+        metrics = [
+            trainer.train_step(algorithm.prepare(random_trajectories(seed)), algorithm) for seed in range(2)
+        ]
         results.append((metrics, _weights(trainer)))
     assert results[0][0] == results[1][0]
     assert _same(results[0][1], results[1][1])
@@ -189,7 +172,7 @@ def test_two_runs_are_equal_bit_for_bit(tmp_path: Path) -> None:
 def test_a_gradient_that_is_not_finite_skips_the_step_and_is_counted(tmp_path: Path) -> None:
     trainer = _trainer(tiny_llama(tmp_path))
     algorithm = Grpo(GrpoConfig())
-    batch = algorithm.prepare(_trajectories())
+    batch = algorithm.prepare(random_trajectories())
     poisoned = replace(
         batch.sequences[0], advantages=np.where(batch.sequences[0].loss_mask, np.inf, 0).astype(np.float32)
     )
@@ -207,7 +190,7 @@ def test_a_batch_without_signal_changes_no_weight(tmp_path: Path) -> None:
     trainer = _trainer(tiny_llama(tmp_path))
     algorithm = Grpo(GrpoConfig())
     before = _weights(trainer)
-    same = [replace(made, outcome=Reward(1.0)) for made in _trajectories()]
+    same = [replace(made, outcome=Reward(1.0)) for made in random_trajectories()]
     metrics = trainer.train_step(algorithm.prepare(same), algorithm)
     assert (metrics["train/groups"], metrics["train/zero_variance_groups"]) == (4, 4)
     assert (metrics["train/sequences"], metrics["train/skipped_steps"]) == (0, 1)
@@ -219,7 +202,7 @@ def test_a_batch_without_signal_changes_no_weight(tmp_path: Path) -> None:
 def test_all_zero_advantages_give_loss_zero_and_finite_metrics(tmp_path: Path) -> None:
     trainer = _trainer(tiny_llama(tmp_path))
     algorithm = Grpo(GrpoConfig(zero_variance="keep"))
-    same = [replace(made, outcome=Reward(0.3)) for made in _trajectories()]
+    same = [replace(made, outcome=Reward(0.3)) for made in random_trajectories()]
     metrics = trainer.train_step(algorithm.prepare(same), algorithm)
     assert metrics["train/loss"] == 0
     assert metrics["train/gradient_norm"] == 0
@@ -237,7 +220,7 @@ def test_the_learning_rate_warms_up_and_then_holds(tmp_path: Path) -> None:
 def test_gradients_are_clipped_by_their_global_norm(tmp_path: Path) -> None:
     trainer = _trainer(tiny_llama(tmp_path), max_gradient_norm=0.01)
     algorithm = Grpo(GrpoConfig())
-    metrics = trainer.train_step(algorithm.prepare(_trajectories()), algorithm)
+    metrics = trainer.train_step(algorithm.prepare(random_trajectories()), algorithm)
     assert metrics["train/gradient_norm"] > 0.01
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
     norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
@@ -258,7 +241,7 @@ class _Recording(Grpo):
 
 def test_with_one_mini_batch_the_proximal_policy_is_the_current_one(tmp_path: Path) -> None:
     algorithm = _Recording(GrpoConfig())
-    metrics = _trainer(tiny_llama(tmp_path)).train_step(algorithm.prepare(_trajectories()), algorithm)
+    metrics = _trainer(tiny_llama(tmp_path)).train_step(algorithm.prepare(random_trajectories()), algorithm)
     assert metrics["train/ratio_mean"] == 1
     assert all(torch.equal(seen.proximal_logprobs_BT, seen.logprobs_BT) for seen in algorithm.seen)
     assert not any(seen.proximal_logprobs_BT.requires_grad for seen in algorithm.seen)
@@ -267,7 +250,7 @@ def test_with_one_mini_batch_the_proximal_policy_is_the_current_one(tmp_path: Pa
 def test_with_more_mini_batches_the_proximal_policy_is_that_before_the_first_step(tmp_path: Path) -> None:
     algorithm = _Recording(GrpoConfig())
     trainer = _trainer(tiny_llama(tmp_path), mini_batches=2, learning_rate=0.02)
-    metrics = trainer.train_step(algorithm.prepare(_trajectories()), algorithm)
+    metrics = trainer.train_step(algorithm.prepare(random_trajectories()), algorithm)
     first, last = algorithm.seen[0], algorithm.seen[-1]
     torch.testing.assert_close(first.proximal_logprobs_BT, first.logprobs_BT.detach())
     assert (last.proximal_logprobs_BT - last.logprobs_BT).abs().max() > 1e-3
@@ -278,7 +261,7 @@ def test_with_more_mini_batches_the_proximal_policy_is_that_before_the_first_ste
 def test_the_reference_is_the_model_of_the_directory_also_after_training(tmp_path: Path) -> None:
     algorithm = Grpo(GrpoConfig(kl_coefficient=0.1, kl_estimator="k3"))
     trainer = _trainer(tiny_llama(tmp_path), learning_rate=0.02)
-    batch = algorithm.prepare(_trajectories())
+    batch = algorithm.prepare(random_trajectories())
     assert trainer.train_step(batch, algorithm)["train/kl_reference"] == pytest.approx(0, abs=1e-6)
     assert trainer.train_step(batch, algorithm)["train/kl_reference"] > 1e-3
 
@@ -287,7 +270,7 @@ def test_a_sequence_above_the_micro_batch_names_the_option(tmp_path: Path) -> No
     algorithm = Grpo(GrpoConfig())
     with pytest.raises(SequenceTooLong, match=r"train\.trainer\.micro_batch_tokens"):
         _trainer(tiny_llama(tmp_path), micro_batch_tokens=8).train_step(
-            algorithm.prepare(_trajectories()), algorithm
+            algorithm.prepare(random_trajectories()), algorithm
         )
 
 
@@ -300,7 +283,7 @@ def test_every_documented_metric_is_reported(tmp_path: Path) -> None:
     }
     algorithm = Grpo(GrpoConfig(kl_coefficient=0.1))
     assert (
-        set(_trainer(tiny_llama(tmp_path)).train_step(algorithm.prepare(_trajectories()), algorithm))
+        set(_trainer(tiny_llama(tmp_path)).train_step(algorithm.prepare(random_trajectories()), algorithm))
         == documented
     )
 
@@ -343,3 +326,63 @@ def test_the_learning_rate_rises_and_falls_linearly() -> None:
     shares = [learning_rate_share(step, warm_up_steps=2, final_share=0.5, steps=7) for step in range(8)]
     assert shares == pytest.approx([0.5, 1.0, 1.0, 0.875, 0.75, 0.625, 0.5, 0.5])
     assert learning_rate_share(5, warm_up_steps=0, final_share=1.0, steps=0) == 1.0
+
+
+def test_gradients_are_those_of_the_step_and_asking_for_them_changes_nothing(tmp_path: Path) -> None:
+    algorithm = Grpo(GrpoConfig())
+    batch = algorithm.prepare(random_trajectories())
+    asked, other = (_trainer(tiny_llama(tmp_path), max_gradient_norm=1e9) for _ in range(2))
+    loss, gradients = asked.loss_and_gradients(batch, algorithm)
+    metrics = asked.train_step(batch, algorithm)
+    assert metrics == other.train_step(batch, algorithm)
+    assert loss == metrics["train/loss"]
+    assert gradients.keys() == dict(asked.named_weights()).keys()
+    norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients.values()))
+    assert norm == pytest.approx(metrics["train/gradient_norm"], rel=1e-5)
+
+
+def test_a_batch_with_nothing_on_its_masks_has_loss_zero_and_finite_gradients(tmp_path: Path) -> None:
+    """TRL #3248, unsloth-zoo #1286: an all-masked batch gave NaN."""
+    algorithm = Grpo(GrpoConfig(kl_coefficient=0.1, entropy_coefficient=0.01))
+    batch = algorithm.prepare(random_trajectories())
+    masked = PreparedBatch(
+        [replace(sequence, loss_mask=np.zeros_like(sequence.loss_mask)) for sequence in batch.sequences]
+    )
+    for packing in (False, True):
+        trainer = _trainer(tiny_llama(tmp_path), packing=packing)
+        loss, gradients = trainer.loss_and_gradients(masked, algorithm)
+        assert loss == 0
+        assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in gradients.values())
+        metrics = trainer.train_step(masked, algorithm)
+        assert all(math.isfinite(value) for value in metrics.values() if value != -math.inf)
+
+
+def test_experts_are_published_by_the_names_that_files_have(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=32,
+        hidden_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
+    in_file = load_file(tmp_path / "model.safetensors")
+    trainer = _trainer(tmp_path)
+    published = dict(trainer.named_weights())
+    assert "model.layers.0.mlp.experts.3.up_proj.weight" in published
+    assert _same(published, in_file)
+    algorithm = Grpo(GrpoConfig())
+    _, gradients = trainer.loss_and_gradients(algorithm.prepare(random_trajectories()), algorithm)
+    assert {name: gradient.shape for name, gradient in gradients.items()} == {
+        name: weight.shape for name, weight in in_file.items()
+    }
+
+
+def test_more_processes_than_the_process_group_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.trainer\.processes is 2, but the process group has 1"):
+        _trainer(tiny_llama(tmp_path), processes=2)
