@@ -80,6 +80,8 @@ class SampleBuffer:
 
 
 def _key(name: str, version: int) -> str:
+    if "/" in name:
+        raise ValueError(f"{name!r} is no name of a trajectory: it is one part of a key")
     return f"trajectories/{_folder(version)}/{name}.arrow"
 
 

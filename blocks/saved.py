@@ -1,7 +1,7 @@
 """Prefect blocks: named, saved connections to the stores of a run, edited in Prefect's dashboard.
 
 A block holds the credentials, encrypted by Prefect; `open` gives the plain class, which knows no Prefect.
-Runs name a block and never write its contents into their files.
+Runs name a block (`stores.block`) and never write its contents into their files.
 """
 
 from typing import Any
@@ -11,7 +11,8 @@ from prefect.types import SecretDict
 from pydantic import Field
 
 from blocks.sample_buffer import SampleBuffer
-from blocks.weight_store import WeightStore
+from blocks.weight_store import WeightStore, open_weight_store
+from infra.credentials import into_environment
 from infra.object_store import ObjectStore
 
 
@@ -36,8 +37,22 @@ class ObjectStoreBlock(Block):
     )
 
     def open(self) -> ObjectStore:
+        return ObjectStore(self.url, self._all_options())
+
+    def lend(self) -> None:
+        """Let this process, and the children it starts from now on, open any URL of this block's protocol.
+
+        By the environment (`infra.credentials`), so that nothing else has to carry the credentials. Raises
+        ValueError when the block's URL is a local directory.
+        """
+        protocol, separator, _ = self.url.partition("://")
+        if not separator:
+            raise ValueError(f"{self.url} is a local directory: it needs no credentials")
+        into_environment(protocol, self._all_options())
+
+    def _all_options(self) -> dict[str, Any]:
         secret = self.credentials.get_secret_value() if self.credentials is not None else {}
-        return ObjectStore(self.url, {**self.options, **secret})
+        return {**self.options, **secret}
 
 
 class SampleBufferBlock(Block):
@@ -63,4 +78,4 @@ class WeightStoreBlock(Block):
     store: ObjectStoreBlock
 
     def open(self) -> WeightStore:
-        return WeightStore(self.store.open())
+        return open_weight_store(self.store.url, self.store._all_options())

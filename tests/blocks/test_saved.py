@@ -6,10 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from fsspec.config import conf
 from prefect.client.orchestration import get_client
 from prefect.testing.utilities import prefect_test_harness
 
 from blocks.saved import ObjectStoreBlock, SampleBufferBlock, WeightStoreBlock
+from infra.object_store import ObjectStore
 
 
 def test_a_block_opens_the_plain_store_with_its_options_and_credentials(tmp_path: Path) -> None:
@@ -70,3 +72,18 @@ def test_small_worker_processes_get_the_buffer_without_prefect_or_torch() -> Non
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+def test_a_lent_block_opens_every_url_of_its_protocol_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSSPEC_DIR", "{}")
+    monkeypatch.setitem(conf, "dir", {})
+    (tmp_path / "elsewhere").mkdir()
+    ObjectStoreBlock(
+        url="dir://x", options={"path": str(tmp_path)}, credentials={"target_protocol": "file"}
+    ).lend()
+    ObjectStore("dir://elsewhere").put("key", b"value")
+    assert (tmp_path / "elsewhere/key").read_bytes() == b"value"
+    with pytest.raises(ValueError, match="local directory"):
+        ObjectStoreBlock(url=str(tmp_path)).lend()

@@ -6,16 +6,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import xxhash
+from safetensors.torch import load as load_safetensors
 
-from blocks.weight_store import WeightStore
-from infra.object_store import ObjectStore
+from blocks.weight_store import WeightStore, open_weight_store
+from tasks.weights.config import PublicationConfig
+from tasks.weights.manifest import Publication
 from tasks.weights.publication import (
     CorruptWeights,
     MismatchedWeights,
@@ -28,34 +29,27 @@ from tasks.weights.publication import (
     read_publication,
     require_match,
 )
+from tests.mooncake import fresh_url
+from tests.weights.models import assert_equal, model
 
 
-@pytest.fixture(params=["local", "memory"])
-def weights(request: pytest.FixtureRequest, tmp_path: Path) -> WeightStore:
-    url = str(tmp_path) if request.param == "local" else f"memory://{uuid.uuid4().hex}"
-    return WeightStore(ObjectStore(url))
+def buckets_of(size: int) -> PublicationConfig:
+    return PublicationConfig(bucket_mib=size / 2**20)
 
 
-def model(seed: int = 0) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return {f"layers.{layer}.weight": torch.randn(16, 8, generator=generator) for layer in range(6)} | {
-        "norm": torch.randn(8, generator=generator)
-    }
+def tamper(weights: WeightStore, key: str, data: bytes) -> None:
+    weights.store.delete_many([key])
+    weights.store.put(key, data)
 
 
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert found[name].shape == tensor.shape
-        assert torch.equal(
-            found[name].reshape(-1).view(torch.uint8), tensor.contiguous().reshape(-1).view(torch.uint8)
-        )
+def resealed(publication: Publication, **changes: object) -> bytes:
+    """A manifest that was forged with care."""
+    return publication.model_copy(update=changes).seal().model_dump_json().encode()
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 600, 10**6])
 def test_what_is_published_is_loaded_in_buckets_of_any_size(weights: WeightStore, bucket_bytes: int) -> None:
-    publication = publish(weights, 3, model().items(), bucket_bytes)
+    publication = publish(weights, 3, model().items(), buckets_of(bucket_bytes))
     assert (
         len(publication.buckets) == {1: 7, 600: 6, 10**6: 1}[bucket_bytes]
     )  # 512 bytes a layer, 32 the norm
@@ -94,11 +88,30 @@ def test_the_manifest_says_what_a_reader_must_find(weights: WeightStore) -> None
     assert manifest["version"] == 1
     assert manifest["tensors"]["w"]["shape"] == [2, 3]
     assert manifest["tensors"]["w"]["dtype"] == "bfloat16"
-    assert manifest["tensors"]["w"]["checksum"] == xxhash.xxh3_128(b"\0" * 12).hexdigest()
+    (piece,) = manifest["tensors"]["w"]["pieces"]
+    assert piece["checksum"] == xxhash.xxh3_128(b"\0" * 12).hexdigest()
     (bucket,) = manifest["buckets"]
     (data,) = weights.get_buckets(1, [bucket["name"]])
     assert bucket["size"] == len(data)
-    assert bucket["checksum"] == xxhash.xxh3_128(data).hexdigest()
+    assert bytes(data)[piece["full"]["offset"] :] == b"\0" * 12
+
+
+def test_a_bucket_is_a_safetensors_file(weights: WeightStore) -> None:
+    tensors = {
+        "wide": torch.randn(3, 5),
+        "odd": torch.arange(7, dtype=torch.uint8),
+        "half": torch.ones(3).half(),
+    }
+    publication = publish(weights, 1, tensors.items())
+    (data,) = weights.get_buckets(1, [publication.buckets[0].name])
+    assert_equal(load_safetensors(bytes(data)), tensors)
+
+
+def test_floating_point_weights_travel_in_the_configured_dtype(weights: WeightStore) -> None:
+    tensors = {"w": torch.tensor([1.0, 1 / 3]), "ids": torch.tensor([2**40])}
+    publish(weights, 1, tensors.items(), PublicationConfig(dtype="bfloat16"))
+    # 1/3 in bfloat16 (8 significant bits): 171/512
+    assert_equal(load(weights, 1), {"w": torch.tensor([1.0, 171 / 512]).bfloat16(), "ids": tensors["ids"]})
 
 
 def test_nothing_of_a_version_is_seen_before_its_end(weights: WeightStore) -> None:
@@ -109,7 +122,7 @@ def test_nothing_of_a_version_is_seen_before_its_end(weights: WeightStore) -> No
             with pytest.raises(MissingWeights, match="version 1 is not published"):
                 load(weights, 1)
 
-    publish(weights, 1, tensors(), bucket_bytes=1)
+    publish(weights, 1, tensors(), buckets_of(1))
     assert weights.versions() == [1]
 
 
@@ -118,17 +131,17 @@ def test_a_publication_that_fails_leaves_the_version_as_it_was(weights: WeightSt
         yield from model(1).items()
         raise OSError("the trainer's node went away")
 
-    publish(weights, 1, model(0).items(), bucket_bytes=1)
+    publish(weights, 1, model(0).items(), buckets_of(1))
     for version in (1, 2):
         with pytest.raises(OSError, match="went away"):
-            publish(weights, version, failing(), bucket_bytes=1)
+            publish(weights, version, failing(), buckets_of(1))
     assert weights.versions() == [1]
     assert_equal(load(weights, 1), model(0))
 
 
 def test_publishing_a_version_again_replaces_it_whole(weights: WeightStore) -> None:
-    first = publish(weights, 1, model(0).items(), bucket_bytes=1)
-    second = publish(weights, 1, model(1).items(), bucket_bytes=600)
+    first = publish(weights, 1, model(0).items(), buckets_of(1))
+    second = publish(weights, 1, model(1).items(), buckets_of(600))
     assert first.incarnation != second.incarnation
     assert_equal(load(weights, 1), model(1))
     # A reader that had the first manifest still finds what that named.
@@ -141,7 +154,7 @@ def test_publishing_a_version_again_replaces_it_whole(weights: WeightStore) -> N
 def test_a_payload_that_did_not_change_is_flagged(weights: WeightStore) -> None:
     first = publish(weights, 4, model().items())
     assert (first.compared_with, first.changed, first.unchanged) == (None, 7, False)
-    same = publish(weights, 5, model().items(), bucket_bytes=1)
+    same = publish(weights, 5, model().items(), buckets_of(1))
     assert (same.compared_with, same.changed, same.unchanged) == (4, 0, True)
     stepped = {**model(), "norm": model()["norm"] + 1e-6}
     one = publish(weights, 6, stepped.items())
@@ -159,24 +172,24 @@ def test_no_tensors_and_names_given_twice_are_refused(weights: WeightStore) -> N
         publish(weights, 1, [])
     for bucket_bytes in (1, 10**6):
         with pytest.raises(WeightsError, match="norm is given twice"):
-            publish(weights, 1, [*model().items(), ("norm", torch.zeros(8))], bucket_bytes)
-    with pytest.raises(ValueError, match="bucket_bytes"):
-        publish(weights, 1, model().items(), 0)
+            publish(weights, 1, [*model().items(), ("norm", torch.zeros(8))], buckets_of(bucket_bytes))
+    with pytest.raises(WeightsError, match="complex64, which cannot be published"):
+        publish(weights, 1, {"w": torch.zeros(2, dtype=torch.complex64)}.items())
     assert weights.versions() == []
 
 
 def test_truncated_corrupt_and_missing_buckets_are_told_apart(weights: WeightStore) -> None:
-    publication = publish(weights, 1, model().items(), bucket_bytes=600)
+    publication = publish(weights, 1, model().items(), buckets_of(600))
     bucket = publication.buckets[3].name
     key = f"v00000001/{bucket}"
-    whole = weights.store.get(key)
-    for length in (0, 7, len(whole) // 2, len(whole) - 1):
-        weights.store.put(key, whole[:length])
+    whole = bytes(weights.store.get(key))
+    for length in (7, len(whole) // 2, len(whole) - 1):
+        tamper(weights, key, whole[:length])
         with pytest.raises(TruncatedWeights, match=f"{bucket} has {length} bytes, not {len(whole)}"):
             load(weights, 1)
     flipped = bytearray(whole)
     flipped[-1] ^= 1
-    weights.store.put(key, flipped)
+    tamper(weights, key, bytes(flipped))
     with pytest.raises(CorruptWeights, match=bucket):
         load(weights, 1)
     weights.store.delete(key)
@@ -187,25 +200,40 @@ def test_truncated_corrupt_and_missing_buckets_are_told_apart(weights: WeightSto
 
 
 def test_a_manifest_that_disagrees_with_its_buckets_is_refused(weights: WeightStore) -> None:
-    publish(weights, 1, model().items())
-    original = json.loads(weights.get_manifest(1))
-    entry = original["tensors"]["norm"]
+    published = publish(weights, 1, model().items())
+    entry = published.tensors["norm"]
 
-    def with_tensors(**changes: object) -> bytes:
-        return json.dumps({**original, "tensors": {**original["tensors"], **changes}}).encode()
+    def with_norm(**changes: object) -> dict[str, object]:
+        return {"tensors": {**published.tensors, "norm": entry.model_copy(update=changes)}}
 
-    for manifest, message in (
-        (with_tensors(norm={**entry, "shape": [4, 2]}), r"norm is float32 \[4, 2\], not float32 \[8\]"),
-        (with_tensors(norm={**entry, "dtype": "bfloat16"}), "norm is bfloat16"),
-        (with_tensors(lora_a=entry), "unmatched: lora_a"),
+    beyond = entry.pieces[0].model_copy(
+        update={"full": entry.pieces[0].full.model_copy(update={"offset": 10**6})}
+    )
+    for changes, error, message in (
+        (with_norm(shape=(4, 3)), MismatchedWeights, r"norm has 32 bytes, which is not float32 \[4, 3\]"),
+        (with_norm(dtype="bfloat16"), MismatchedWeights, r"not bfloat16 \[8\]"),
+        (with_norm(dtype="float31"), CorruptWeights, "float31"),
+        (with_norm(pieces=(beyond,)), CorruptWeights, "bytes that there are not"),
+        ({"version": 2}, CorruptWeights, "says it is of 2"),
+        ({"depth": 1}, CorruptWeights, "impossible base"),
+        (
+            {"buckets": (published.buckets[0].model_copy(update={"name": "../../x"}),)},
+            CorruptWeights,
+            "no name",
+        ),
     ):
-        weights.put_manifest(1, manifest)
-        with pytest.raises(MismatchedWeights, match=message):
+        weights.put_manifest(1, resealed(published, **changes))
+        with pytest.raises(error, match=message):
             load(weights, 1)
-    for manifest in (weights.get_manifest(1)[:-20], b"{}", json.dumps({**original, "version": 2}).encode()):
-        weights.put_manifest(1, manifest)
+    original = published.model_dump_json()
+    changed = original.replace('"shape":[8]', '"shape":[4,2]')
+    assert changed != original
+    for manifest in (original[:-20], "{}", changed):
+        weights.put_manifest(1, manifest.encode())
         with pytest.raises(CorruptWeights, match="manifest"):
             load(weights, 1)
+    weights.put_manifest(1, original.encode())
+    assert_equal(load(weights, 1), model())
 
 
 def test_a_version_that_does_not_fit_the_model_is_refused_by_name(weights: WeightStore) -> None:
@@ -222,8 +250,8 @@ def test_a_version_that_does_not_fit_the_model_is_refused_by_name(weights: Weigh
 def test_versions_that_are_not_kept_go_with_everything_unfinished(weights: WeightStore) -> None:
     for version in range(4):
         publish(weights, version, model(version).items())
-    weights.put_bucket(9, "unfinished", 0, b"")
-    weights.put_bucket(3, "unfinished", 0, b"")
+    weights.put_bucket(9, "unfinished", 0, b"x")
+    weights.put_bucket(3, "unfinished", 0, b"x")
     assert collect(weights, {2, 3}) == [0, 1, 9]
     assert weights.versions() == [2, 3]
     assert sorted(weights.folders()) == [2, 3]
@@ -232,22 +260,27 @@ def test_versions_that_are_not_kept_go_with_everything_unfinished(weights: Weigh
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_while_it_publishes_leaves_whole_versions_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["local", "mooncake"])
+def test_a_trainer_killed_while_it_publishes_leaves_whole_versions_only(kind: str, tmp_path: Path) -> None:
+    url = str(tmp_path) if kind == "local" else fresh_url()
     program = textwrap.dedent(
         """
         import sys, torch
-        from blocks.weight_store import WeightStore
-        from infra.object_store import ObjectStore
+        from blocks.weight_store import open_weight_store
+        from tasks.weights.config import PublicationConfig
         from tasks.weights.publication import publish
-        store = WeightStore(ObjectStore(sys.argv[1]))
+        store = open_weight_store(sys.argv[1])
         for version in range(10**6):
             tensors = [(f"w{i}", torch.full((300_000,), float(version))) for i in range(4)]
-            publish(store, version % 5, tensors, bucket_bytes=1)
+            publish(store, version % 5, tensors, PublicationConfig(bucket_mib=0.001))
             print(version, flush=True)
         """
     )
     trainer = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, cwd=os.getcwd()
+        [sys.executable, "-c", program, url],
+        stdout=subprocess.PIPE,
+        cwd=os.getcwd(),
+        stderr=subprocess.DEVNULL,
     )
     assert trainer.stdout is not None
     while int(trainer.stdout.readline()) < 7:
@@ -255,7 +288,8 @@ def test_a_trainer_killed_while_it_publishes_leaves_whole_versions_only(tmp_path
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     trainer.stdout.close()
-    store = WeightStore(ObjectStore(str(tmp_path)))
+    # Nothing of it is alive: what is read is what outlived it.
+    store = open_weight_store(url)
     assert store.versions() == [0, 1, 2, 3, 4]
     for version in store.versions():
         loaded = load(store, version)
@@ -263,3 +297,6 @@ def test_a_trainer_killed_while_it_publishes_leaves_whole_versions_only(tmp_path
         assert len(values) == 1
         assert values.pop() % 5 == version
         assert all(bool((tensor == tensor[0]).all()) for tensor in loaded.values())
+    publish(store, 5, model().items())
+    assert collect(store, {5}) == [0, 1, 2, 3, 4]
+    assert store.folders() == [5]
