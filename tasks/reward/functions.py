@@ -43,7 +43,11 @@ def environment_return(given: RewardInput) -> float:
 IN_PROCESS: dict[str, RewardFunction] = {"environment_return": environment_return}
 """Functions of this project that can neither hang nor fail: they need no process of their own."""
 
-REGISTERED = {"reasoning_gym": "tasks.reward.reasoning_gym:score"}
+REGISTERED = {
+    "reasoning_gym": "tasks.reward.reasoning_gym:score",
+    "math": "tasks.reward.verifiers.math:verify",
+    "numeric": "tasks.reward.verifiers.numeric:verify",
+}
 
 
 def resolve(name: str) -> RewardFunction:

@@ -8,9 +8,11 @@ import reasoning_gym as library
 
 from tasks.environment.sources.reasoning_gym import untag
 from tasks.reward.functions import RewardInput
+from tasks.reward.serverless import serverless
 from tasks.trajectory import Skip
 
 
+@serverless
 def score(given: RewardInput) -> float | Skip:
     """From 0 to 1, by the dataset's own rule, from the info of `ReasoningGymEnvironment`.
 

@@ -6,7 +6,14 @@ import time
 from typing import Any
 
 from tasks.reward.functions import RewardInput
+from tasks.reward.serverless import serverless
 from tasks.trajectory import Skip
+
+
+@serverless(limit_s=2.0, retries=2)
+def obey_remotely(given: RewardInput) -> Any:
+    """`obey`, where the campaign names a function service."""
+    return obey(given)
 
 
 def obey(given: RewardInput) -> Any:
@@ -15,6 +22,11 @@ def obey(given: RewardInput) -> Any:
         case ["hang"]:
             while True:
                 time.sleep(1)
+        case ["doze", seconds]:
+            time.sleep(float(seconds))
+            return 1.0
+        case ["time"]:
+            return float(time.time_ns())
         case ["raise"]:
             raise ValueError("told to raise")
         case ["crash"]:
