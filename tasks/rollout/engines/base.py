@@ -1,7 +1,7 @@
 """The inference engine protocol: what the LLM proxy asks of every back end."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,3 +73,14 @@ class InferenceEngine(Protocol):
         """Wait, after `resume`, until what was running has rebuilt its KV. Returns the tokens recomputed."""
 
     async def stats(self) -> EngineStats: ...
+
+
+class HostedEngine(InferenceEngine, Protocol):
+    """An engine that the engine service runs: what it takes lasts as long as the context."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def wait_failed(self) -> None:
+        """Raises what ended the engine, once something has."""

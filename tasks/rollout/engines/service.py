@@ -16,15 +16,15 @@ from prometheus_client.registry import Collector
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor
 
-from blocks.weight_store import WeightStore
+from blocks.weight_store import open_weight_store
 from infra.config import Config
-from infra.object_store import ObjectStore
 from infra.rpc import Handler, RpcConnection, RpcError, RpcServer
-from tasks.rollout.config import TorchEngineConfig
-from tasks.rollout.engines.base import EngineStats, GenerateRequest
+from tasks.rollout.config import EngineConfig, TorchEngineConfig, VllmEngineConfig
+from tasks.rollout.engines.base import EngineStats, GenerateRequest, HostedEngine, InferenceEngine
 from tasks.rollout.engines.decoder import WeightsMismatch
 from tasks.rollout.engines.model_directory import ModelDirectory
 from tasks.rollout.engines.torch import TorchEngine
+from tasks.rollout.engines.vllm.engine import VllmEngine
 from tasks.trajectory import StopReason
 from tasks.weights.publication import WeightsError, load
 
@@ -41,7 +41,7 @@ class EngineServiceSettings(Config):
 
     model: Path
     """Directory in Hugging Face format."""
-    engine: TorchEngineConfig = TorchEngineConfig()
+    engine: EngineConfig = TorchEngineConfig()
     weights: WeightsLocation
     version: NonNegativeInt | None = None
     """Published version to serve; None serves the directory's own weights as version 0."""
@@ -54,7 +54,7 @@ class EngineServiceSettings(Config):
 async def serve_engine(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
     """Serves until cancelled; raises what ends the engine. See `EngineServiceSettings`."""
     parsed = EngineServiceSettings.model_validate(settings)
-    async with await asyncio.to_thread(_make_engine, parsed) as engine:
+    async with await asyncio.to_thread(make_engine, parsed) as engine:
         server = RpcServer(
             engine_handlers(engine), token=parsed.token, extra_routes=[web.get("/metrics", _metrics(engine))]
         )
@@ -66,7 +66,7 @@ async def serve_engine(settings: dict[str, Any], ready: Callable[[dict[str, Any]
             await server.stop()
 
 
-def engine_handlers(engine: TorchEngine) -> dict[str, Handler]:
+def engine_handlers(engine: InferenceEngine) -> dict[str, Handler]:
     """The wire form: arrays as little-endian bytes, stop reasons as their values."""
 
     async def generate(payload: Any, _: RpcConnection) -> dict[str, Any]:
@@ -118,16 +118,29 @@ def engine_handlers(engine: TorchEngine) -> dict[str, Handler]:
     return {handler.__name__: handler for handler in handlers}
 
 
-def _make_engine(settings: EngineServiceSettings) -> TorchEngine:
-    torch.set_num_threads(settings.engine.threads)
+def make_engine(settings: EngineServiceSettings) -> HostedEngine:
+    """The engine asked for, not started. Blocks; raises ValueError on settings that cannot work."""
     model = ModelDirectory.open(settings.model)
-    limit = model.config.max_position_embeddings
+    text = model.config.get_text_config()
+    limit = text.max_position_embeddings
     if settings.max_context > limit:
         raise ValueError(
             f"max_context ({settings.max_context}) is above the model's max_position_embeddings ({limit}): "
             "lower the domains' max_tokens"
         )
-    store = WeightStore(ObjectStore(settings.weights.url, settings.weights.options))
+    if isinstance(settings.engine, VllmEngineConfig):
+        return VllmEngine(
+            settings=settings.engine,
+            model=settings.model,
+            max_context=settings.max_context,
+            vocabulary=text.vocab_size,
+            stop_tokens=model.stop_tokens,
+            weights_url=settings.weights.url,
+            weights_options=settings.weights.options,
+            version=settings.version,
+        )
+    torch.set_num_threads(settings.engine.threads)
+    store = open_weight_store(settings.weights.url, settings.weights.options)
 
     def published(version: int) -> Iterable[tuple[str, Tensor]]:
         return load(store, version).items()
@@ -177,7 +190,7 @@ class _EngineCollector(Collector):
             yield CounterMetricFamily(f"tutti_engine_{name}", description, value=float(values[name]))
 
 
-def _metrics(engine: TorchEngine) -> Callable[[web.Request], Any]:
+def _metrics(engine: InferenceEngine) -> Callable[[web.Request], Any]:
     collector = _EngineCollector()
     registry = CollectorRegistry()
     registry.register(collector)
