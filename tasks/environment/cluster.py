@@ -9,13 +9,16 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import dask
 from distributed import Client, Future, LocalCluster, wait
 
+from infra.launcher import Launcher, Service
+from tasks.environment.abandoned import end_environments_with
 from tasks.environment.config import EnvironmentConfig
 from tasks.environment.headers import fault_header
+from tasks.environment.local_cluster import start_local_cluster
 from tasks.environment.worker import close_worker, run_members
 from tasks.trajectory import MemberSpec, TrajectoryHeader, TrajectoryKey
 
@@ -27,45 +30,42 @@ Listener = Callable[[TrajectoryHeader], None]
 class EnvironmentCluster:
     """Runs members and tells each one's listener of its end, exactly once."""
 
-    def __init__(self, client: Client, cluster: LocalCluster | None):
+    def __init__(self, client: Client, cluster: LocalCluster | None, service: Service | None):
         self._client = client
         self._cluster = cluster
+        self._service = service
         self._settings: dict[str, Any] = {}
         self._listeners: dict[TrajectoryKey, tuple[Listener, MemberSpec]] = {}
         self._watching: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count()
 
     @classmethod
-    async def start(cls, config: EnvironmentConfig, group_members: int) -> "EnvironmentCluster":
-        """Start a local cluster, or connect to `config.scheduler`.
+    async def start(
+        cls, config: EnvironmentConfig, group_members: int, launcher: Launcher, logs: Path
+    ) -> "EnvironmentCluster":
+        """Connect to `config.scheduler`; without one, start a cluster here or on the environment pool's host.
 
         `group_members` is the number of members that one Dask task carries.
         """
-        cluster = None
-        if config.scheduler is None:
-            slots = -(-config.concurrent_trajectories // group_members)
-            settings = {
-                "distributed.worker.memory.terminate": False,
-                "distributed.admin.event-loop": "uvloop",
-            }
-            with dask.config.set(settings):
-                cluster = await LocalCluster(
-                    n_workers=config.workers,
-                    threads_per_worker=slots,
-                    processes=True,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    asynchronous=True,
-                    memory_limit=0,
-                    silence_logs=logging.ERROR,
-                    env={
-                        "OMP_NUM_THREADS": "1",
-                        "TOKENIZERS_PARALLELISM": "false",
-                        "DASK_LOGGING__DISTRIBUTED": "error",
-                    },
-                )
-        client = await Client(cluster or config.scheduler, asynchronous=True)
-        return cls(client, cluster)
+        cluster, service = None, None
+        address: LocalCluster | str
+        if config.scheduler is not None:
+            address = config.scheduler
+        elif launcher.runs_stages:
+            service = await launcher.start(
+                launcher.pools("environment")[0],
+                "environments",
+                "tasks.environment.local_cluster",
+                {"config": config.model_dump(mode="json"), "group_members": group_members},
+                logs / "environments.log",
+            )
+            address = service.url
+        else:
+            address = cluster = await start_local_cluster(config, group_members)
+        client = await Client(address, asynchronous=True)
+        if config.scheduler is not None:
+            await end_environments_with(client)
+        return cls(client, cluster, service)
 
     def connect(self, settings: dict[str, Any]) -> None:
         """Name the services that members will use: settings of `tasks.environment.worker.run_members`."""
@@ -97,6 +97,8 @@ class EnvironmentCluster:
         for closing in (self._client.close(), self._cluster.close() if self._cluster else None):
             if closing is not None:
                 await closing
+        if self._service is not None:
+            await self._service.stop()
 
     def _on_event(self, event: tuple[float, dict[str, Any]]) -> None:
         message = dict(event[1])

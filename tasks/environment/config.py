@@ -14,13 +14,16 @@ class DomainConfig(Config):
     """`gymnasium`, `gem`, `reasoning_gym`, or `package.module:Class` of an environment of your own."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the source, for example `id` and `is_slippery`."""
+    system_prompt: str | None = None
+    """Said to the policy before the first prompt. Empty, the chat template's own default holds."""
     weight: PositiveFloat = 1.0
     """Share of the batch's groups, relative to the other domains' weights."""
     max_turns: PositiveInt = 1
     max_turn_tokens: PositiveInt = 16
     """Budget of sampled tokens in one turn."""
     max_tokens: PositiveInt = 256
-    """Budget of the whole trajectory: prompt, observations and sampled tokens."""
+    """Budget of the whole trajectory: prompts, observations and sampled tokens. Where a chat template breaks
+    the trajectory into segments, it is the budget of each."""
     reset_limit_s: PositiveFloat = 30.0
     """A reset that takes longer is killed; the trajectory ends with `environment_timeout`."""
     step_limit_s: PositiveFloat = 10.0

@@ -13,6 +13,7 @@ from infra.clock import now
 from infra.rpc import RpcError
 from tasks.environment.config import DomainConfig
 from tasks.environment.hosts import EnvironmentFault, EnvironmentTimeout
+from tasks.environment.rendering import Continuation, Dialogue
 from tasks.environment.sources.base import StepResult
 from tasks.rollout.engines.base import Generation
 from tasks.trajectory import NOT_GENERATED, MemberSpec, Skip, StopReason, Trajectory, Turn
@@ -40,9 +41,9 @@ class EpisodeEnvironment(Protocol):
 class Renderer(Protocol):
     """`tasks.environment.rendering.ChatRenderer`, as an episode needs it."""
 
-    def initial(self, prompt: str) -> NDArray[np.int32]: ...
+    def initial(self, prompt: str, system: str | None = None) -> NDArray[np.int32]: ...
 
-    def observation(self, text: str, ended: bool) -> NDArray[np.int32]: ...
+    def follow(self, dialogue: Dialogue) -> Continuation: ...
 
     def decode(self, response: NDArray[np.int32]) -> str: ...
 
@@ -109,7 +110,7 @@ def turn_seed(sampling_seed: int, turn: int) -> int:
 
 @dataclass(slots=True)
 class _Arrays:
-    """The trajectory under construction; never longer than `max_tokens`."""
+    """The segment under construction; never longer than `max_tokens`."""
 
     max_tokens: int
     length: int = 0
@@ -153,7 +154,8 @@ async def run_episode(
     Every fault of environment or engine is a stop reason, never an exception.
     Budgets are checked before a turn is asked for: a turn is shortened to what `domain.max_tokens` and
     `context_limit` (tokens the model can attend to) leave, and an observation after which no token could be
-    sampled is left out. The outcome is not judged here.
+    sampled is left out. Where the renderer begins a context anew, the trajectory gets another segment, and
+    the budgets are of each segment. The outcome is not judged here.
 
     `generate` may raise `RpcError` with code `stale`, `cancelled` or `context_overflow`; any other code, a
     lost connection or a TimeoutError is a generation error. An abort keeps the tokens sampled so far.
@@ -199,18 +201,20 @@ class _Run:
         self._renderer = renderer
         self._context_limit = context_limit if context_limit is not None else domain.max_tokens
         self._arrays = _Arrays(min(domain.max_tokens, self._context_limit))
+        self._past: list[_Arrays] = []  # finished segments
+        self._offset = 0  # tokens in these
         self._turns: list[Turn] = []
-        self._prompt = ""
-        self._observations: list[str] = []
+        self._dialogue = Dialogue("", domain.system_prompt)
         self._info: dict[str, Any] = {}
         self._environment_seconds = 0.0
         self.error = ""
 
     async def to_the_end(self, switch: AbortSwitch) -> StopReason:
         started = now()
-        self._prompt = await self._environment.reset(self._spec.environment_seed)
+        dialogue = self._dialogue
+        dialogue.prompt = await self._environment.reset(self._spec.environment_seed)
         self._environment_seconds += now() - started
-        ahead = self._renderer.initial(self._prompt)
+        ahead = self._renderer.initial(dialogue.prompt, dialogue.system)
         while True:
             room = self._arrays.max_tokens - self._arrays.length - len(ahead)
             if room <= 0:
@@ -219,8 +223,12 @@ class _Run:
             ended = await self._turn(min(self._domain.max_turn_tokens, room), switch)
             if ended is not None:
                 return ended
-            sampled_end = self._turns[-1].stop is StopReason.STOP
-            ahead = self._renderer.observation(self._observations[-1], sampled_end)
+            continuation = self._renderer.follow(dialogue)
+            ahead = continuation.ids
+            if continuation.fresh and len(ahead) < self._arrays.max_tokens:
+                self._past.append(self._arrays)
+                self._offset += self._arrays.length
+                self._arrays = _Arrays(self._arrays.max_tokens)
 
     async def _turn(self, budget: int, switch: AbortSwitch) -> StopReason | None:
         index = len(self._turns)
@@ -245,7 +253,13 @@ class _Run:
         start = self._arrays.length
         self._arrays.append_sampled(generation)
         action = self._renderer.decode(generation.tokens)
-        turn = Turn(start, self._arrays.length, generation.stop, action, generate_seconds=answered - asked)
+        turn = Turn(
+            self._offset + start,
+            self._offset + self._arrays.length,
+            generation.stop,
+            action,
+            generate_seconds=answered - asked,
+        )
         self._turns.append(turn)
         if generation.stop.is_aborted or switch.reason is not None:
             return switch.reason or generation.stop
@@ -256,7 +270,8 @@ class _Run:
             turn.environment_seconds = now() - answered
             self._environment_seconds += turn.environment_seconds
         turn.environment_reward = result.reward
-        self._observations.append(result.observation)
+        self._dialogue.responses.append(generation.tokens)
+        self._dialogue.observations.append(result.observation)
         self._info = result.info
         if result.terminated:
             return StopReason.TERMINATED
@@ -270,23 +285,28 @@ class _Run:
         return StopReason.CONTEXT_OVERFLOW
 
     def episode(self, stop: StopReason) -> Episode:
-        arrays, length = self._arrays, self._arrays.length
-        versions = arrays.versions[:length].copy()
+        segments = [*self._past, self._arrays]
+        versions = np.concatenate([segment.versions[: segment.length] for segment in segments])
+        starts = np.cumsum([0, *(segment.length for segment in self._past)])
         trajectory = Trajectory(
             key=self._spec.key,
             domain=self._spec.domain,
             seed=self._spec.environment_seed,
             initiating_version=self._spec.initiating_version,
-            tokens=arrays.tokens[:length].copy(),
+            tokens=np.concatenate([segment.context for segment in segments]),
             loss_mask=versions != NOT_GENERATED,
-            logprobs=arrays.logprobs[:length].copy(),
+            logprobs=np.concatenate([segment.logprobs[: segment.length] for segment in segments]),
             versions=versions,
             turns=self._turns,
             stop=stop,
             outcome=Skip("not judged"),
             info=self._info,
+            segment_starts=tuple(starts.tolist()),
         )
-        return Episode(trajectory, self._prompt, self._observations, self._environment_seconds, self.error)
+        dialogue = self._dialogue
+        return Episode(
+            trajectory, dialogue.prompt, dialogue.observations, self._environment_seconds, self.error
+        )
 
 
 def _malformed(generation: Generation, budget: int) -> str:

@@ -1,13 +1,15 @@
 """Messages to token ids through a chat template, without ever re-tokenising what the policy sampled.
 
-The template is asked for the whole text of a fixed short conversation with and without the next observation;
-what it adds is appended to the ids that are there. This is only right when the template is *prefix
-preserving*: adding a message must not change the text before it. That is tested when the template is loaded.
+Where the template keeps its prefix (`tasks.environment.chat_template`), what an observation adds is appended
+to the ids that are there. Where it may not, the whole conversation is rendered again each turn: as long as it
+begins with the text of the context so far, only the rest is appended; otherwise the context begins anew, as
+what the template made of the conversation, and with it a new segment of the trajectory.
 """
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,14 +17,31 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
+from tasks.environment.chat_template import ChatTemplate, TemplateError
+
+__all__ = ["ChatRenderer", "Continuation", "Dialogue", "Ids", "TemplateError"]
+
 Ids = NDArray[np.int32]
+_Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-_USER = {"role": "user", "content": "A"}
-_ASSISTANT = {"role": "assistant", "content": "B"}
 
 
-class TemplateError(ValueError):
-    """The tokenizer's chat template cannot serve multi-turn episodes; the message names `model.path`."""
+@dataclass(slots=True)
+class Dialogue:
+    """What an episode said so far. Observation i answers response i."""
+
+    prompt: str
+    system: str | None = None
+    responses: list[Ids] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What the next response is asked with."""
+
+    ids: Ids
+    fresh: bool  # a whole context, with which a new segment begins; otherwise what follows the last response
 
 
 class ChatRenderer:
@@ -32,97 +51,119 @@ class ChatRenderer:
     write to them.
     """
 
-    def __init__(self, directory: str | Path, *, multi_turn: bool = True, kept: int = 4096):
-        """Load the tokenizer of a directory in Hugging Face format.
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        multi_turn: bool = True,
+        kept: int = 4096,
+        options: Mapping[str, Any] | None = None,
+    ):
+        """Load the tokenizer of a directory in Hugging Face format; `options` go to its chat template.
 
-        With `multi_turn`, raises `TemplateError` where observations cannot be appended; without it, only
+        With `multi_turn`, raises `TemplateError` where the template writes no end token; without it, only
         `initial` and `decode` may be called and any template will do.
         """
-        self._directory = directory
         self._tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         self._encoder = self._tokenizer.backend_tokenizer
         self._encoder.no_truncation()
         self._encoder.no_padding()
+        self._template = ChatTemplate(Path(directory), self._tokenizer, options)
         self.end_tokens = _end_tokens(Path(directory), self._tokenizer)
-        self._prompts: _Recent[str, Ids] = _Recent(kept)
+        self._prompts: _Recent[tuple[str, str | None], Ids] = _Recent(kept)
         self._observations: _Recent[tuple[str, bool], Ids] = _Recent(kept)
         self._texts: _Recent[bytes, str] = _Recent(kept)
-        self._base = self._text([_USER, _ASSISTANT])
-        if multi_turn:
-            self._end, self._after_end = self._find_end()
+        self._keeping = self._template.prefix_keeping(self._encode, self.end_tokens) if multi_turn else None
 
-    def initial(self, prompt: str) -> Ids:
-        """The first context: the prompt as the user's message, and what asks the policy to answer."""
-        return self._prompts.get(prompt, lambda: self._encode(self._text([_message(prompt)], ask=True)))
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether every response of an episode can follow the one before it in one sequence."""
+        return self._keeping is not None
+
+    def initial(self, prompt: str, system: str | None = None) -> Ids:
+        """The first context: system prompt, the prompt as the user's message, and what asks for a response.
+
+        Raises `TemplateError` when the template has no place for a system prompt.
+        """
+        return self._prompts.get((prompt, system), lambda: self._initial(prompt, system))
+
+    def follow(self, dialogue: Dialogue) -> Continuation:
+        """What follows the last response of a dialogue: its end, the last observation, the next asking.
+
+        The end token is among these ids unless the policy sampled one itself, as the last token of its
+        response.
+        """
+        if self._keeping is not None:
+            ended = self._ended(dialogue.responses[-1])
+            return Continuation(self.observation(dialogue.observations[-1], ended), False)
+        turns = self._turns(dialogue)
+        so_far = self._text(turns[:-2], dialogue.system) + self._raw(dialogue.responses[-1])
+        whole = self._text(turns, dialogue.system)
+        fresh = not whole.startswith(so_far)
+        return Continuation(self._ids(whole if fresh else whole[len(so_far) :]), fresh)
 
     def observation(self, text: str, ended: bool) -> Ids:
-        """What follows a response: its end, the observation as the user's message, and the next asking.
-
-        `ended` says that the policy sampled the end token itself; otherwise it is the first of these ids.
-        Raises `TemplateError` when the template does not keep the prefix for this text.
-        """
+        """As `follow`, for a template that keeps its prefix: then only the observation matters, and whether
+        the policy sampled the end token itself. Raises `TemplateError` for other templates."""
         return self._observations.get((text, ended), lambda: self._observation(text, ended))
 
     def decode(self, response: Ids) -> str:
         """The response as text, without special tokens."""
-        return self._texts.get(
-            response.tobytes(),
-            lambda: self._tokenizer.decode(
-                response.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            ),
-        )
+        return self._texts.get(response.tobytes(), lambda: self._decode(response, skip_special_tokens=True))
+
+    def _initial(self, prompt: str, system: str | None) -> Ids:
+        text = self._text([("user", prompt)], system)
+        if system and system.strip() not in text:
+            raise TemplateError(
+                "the chat template of model.path leaves the system prompt out: leave domains.*.system_prompt "
+                "empty, or give the tokenizer another chat_template"
+            )
+        return self._ids(text)
 
     def _observation(self, text: str, ended: bool) -> Ids:
-        added = self._added(self._base, [_USER, _ASSISTANT, _message(text)])
-        end = [] if ended else [self._end]
-        return np.array([*end, *self._after_end, *self._encode(added)], np.int32)
-
-    def _added(self, base: str, messages: list[dict[str, str]]) -> str:
-        whole = self._text(messages, ask=True)
-        if not whole.startswith(base):
-            raise self._not_preserving("a further message changes the text before it")
-        return whole[len(base) :]
-
-    def _find_end(self) -> tuple[int, list[int]]:
-        """The template's end token of a response, and the ids between it and the next message.
-
-        Also tests on ids that the template keeps its prefix, in the first turn and in a later one.
-        """
-        asked = self._encode(self._text([_USER], ask=True))
-        base = self._encode(self._base)
-        if base[: len(asked)].tolist() != asked.tolist():
-            raise self._not_preserving("what asks for a response is not what stands before one in history")
-        response = base[len(asked) :].tolist()
-        ends = [index for index, token in enumerate(response) if token in self.end_tokens]
-        if not ends:
-            raise TemplateError(
-                f"model.path {self._directory}: the chat template ends a response with none of the end "
-                f"tokens {sorted(self.end_tokens)} of tokenizer and generation_config.json"
+        keeping = self._keeping
+        added = None
+        if keeping is not None:
+            whole = self._template.text(
+                [_message("user", "A"), _message("assistant", "B"), _message("user", text)], ask=True
             )
-        second = self._added(self._base, [_USER, _ASSISTANT, _USER])
-        longer = self._text([_USER, _ASSISTANT, _USER, _ASSISTANT])
-        third = self._added(longer, [_USER, _ASSISTANT, _USER, _ASSISTANT, _USER])
-        whole = self._encode(self._base + second).tolist()
-        if third != second or whole != [*base.tolist(), *self._encode(second).tolist()]:
-            raise self._not_preserving("the ids of a message depend on the messages before it")
-        return response[ends[-1]], response[ends[-1] + 1 :]
+            added = whole[len(keeping.base) :] if whole.startswith(keeping.base) else None
+        if keeping is None or added is None:
+            raise TemplateError("the chat template of model.path does not keep the prefix: use `follow`")
+        end = [] if ended else [keeping.end]
+        return np.array([*end, *keeping.after_end, *self._encode(added)], np.int32)
 
-    def _not_preserving(self, what: str) -> TemplateError:
-        return TemplateError(
-            f"model.path {self._directory}: its chat template is not prefix preserving ({what}), so a "
-            "multi-turn episode has no one token sequence: give the tokenizer another chat_template"
+    def _turns(self, dialogue: Dialogue) -> list[tuple[str, str]]:
+        turns = [("user", dialogue.prompt)]
+        for response, observation in zip(dialogue.responses, dialogue.observations, strict=True):
+            turns += [("assistant", self.decode(response)), ("user", observation)]
+        return turns
+
+    def _text(self, turns: list[tuple[str, str]], system: str | None) -> str:
+        return self._template.text(self._template.conversation(turns, system), ask=True)
+
+    def _ended(self, response: Ids) -> bool:
+        return len(response) > 0 and int(response[-1]) in self.end_tokens
+
+    def _raw(self, response: Ids) -> str:
+        return self._decode(response, skip_special_tokens=False)
+
+    def _decode(self, response: Ids, skip_special_tokens: bool) -> str:
+        text: str = self._tokenizer.decode(
+            response.tolist(), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
-
-    def _text(self, messages: list[dict[str, str]], ask: bool = False) -> str:
-        text: str = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask)
         return text
 
-    def _encode(self, text: str) -> Ids:
-        return np.array(self._encoder.encode(text, add_special_tokens=False).ids, np.int32)
+    def _ids(self, text: str) -> Ids:
+        return np.array(self._encode(text), np.int32)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._encoder.encode(text, add_special_tokens=False).ids
+        return ids
 
 
-def _message(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+def _message(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
 
 
 def _end_tokens(directory: Path, tokenizer: Any) -> frozenset[int]:
@@ -132,9 +173,6 @@ def _end_tokens(directory: Path, tokenizer: Any) -> frozenset[int]:
         stated = json.loads(path.read_text()).get("eos_token_id")
         ends.update(stated if isinstance(stated, list) else [stated])
     return frozenset(token for token in ends if token is not None)
-
-
-_Key = TypeVar("_Key")
 
 
 class _Recent(OrderedDict[_Key, _Value]):

@@ -144,12 +144,22 @@ class EnvironmentWorker:
         """Connect to the proxy and start the children."""
         campaign = Campaign.parse(settings["campaign"])
         hosts = EnvironmentHosts(campaign.domains, campaign.environment.hosts)
-        rewards = RewardWorkers(campaign.domains, campaign.reward.workers)
+        rewards = RewardWorkers(
+            campaign.domains,
+            campaign.reward.workers,
+            memory_mb=campaign.reward.memory_mb,
+            serverless=campaign.reward.serverless,
+        )
         model = Path(settings["model"])
         multi_turn = any(domain.max_turns > 1 for domain in campaign.domains.values())
         try:
             renderer, _, _ = await asyncio.gather(
-                asyncio.to_thread(ChatRenderer, model, multi_turn=multi_turn),
+                asyncio.to_thread(
+                    ChatRenderer,
+                    model,
+                    multi_turn=multi_turn,
+                    options=campaign.model.chat_template_options,
+                ),
                 hosts.start(),
                 rewards.start(),
             )
@@ -199,7 +209,7 @@ class EnvironmentWorker:
         try:
             # A task of its own, so that an abort ends the wait and the episode and nothing after them.
             episode = await asyncio.create_task(self._episode(spec, name, switch, take_place))
-            header = await self._judge_and_commit(spec, episode)
+            header = await self._judge_and_commit(spec, episode, name)
         except Exception as error:  # a fault that no stop reason foresees must not take the siblings along
             logger.exception("trajectory %s failed", name)
             header = fault_header(spec, f"{type(error).__name__}: {error}")
@@ -247,10 +257,10 @@ class EnvironmentWorker:
             admitted=take_place,
         )
 
-    async def _judge_and_commit(self, spec: MemberSpec, episode: Episode) -> TrajectoryHeader:
+    async def _judge_and_commit(self, spec: MemberSpec, episode: Episode, name: str) -> TrajectoryHeader:
         trajectory = episode.trajectory
         judged = now()
-        trajectory.outcome = await self._outcome(episode)
+        trajectory.outcome = await self._outcome(episode, name)
         reward_seconds = now() - judged
         committed = None
         if spec.commit and not trajectory.stop.is_aborted and isinstance(trajectory.outcome, Reward):
@@ -258,7 +268,7 @@ class EnvironmentWorker:
             trajectory = await self._commit(committed, trajectory)
         return header_of(trajectory, episode, reward_seconds, committed)
 
-    async def _outcome(self, episode: Episode) -> Outcome:
+    async def _outcome(self, episode: Episode, name: str) -> Outcome:
         trajectory = episode.trajectory
         if trajectory.stop.is_failure:
             return InfraError(episode.error or trajectory.stop.value)
@@ -276,7 +286,8 @@ class EnvironmentWorker:
                 environment_rewards=tuple(turn.environment_reward for turn in trajectory.turns),
                 stop=trajectory.stop.value,
                 info=trajectory.info,
-            )
+            ),
+            name,
         )
 
     async def _commit(self, name: str, trajectory: Trajectory) -> Trajectory:

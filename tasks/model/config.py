@@ -1,5 +1,7 @@
 """What a campaign says of the policy: a directory in Hugging Face format, or a small one to build."""
 
+from typing import Any
+
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from infra.config import Config
@@ -37,6 +39,8 @@ class WarmUpConfig(Config):
 class ModelConfig(Config):
     path: str | None = None
     """A directory in Hugging Face format. Without one, `build` is used."""
+    chat_template_options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the tokenizer's chat template, for example `enable_thinking: false` of Qwen3."""
     build: TinyModelConfig = Field(default_factory=TinyModelConfig)
     warm_up: WarmUpConfig = Field(default_factory=WarmUpConfig)
     """Used only for a model built here."""

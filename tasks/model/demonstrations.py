@@ -95,7 +95,11 @@ def render(
     ends: list[int] = []
     length = 0
     for turn, (observation, action) in enumerate(zip(episode.observations, episode.actions, strict=False)):
-        asked = renderer.observation(observation, ended=True) if turn else renderer.initial(observation)
+        asked = (
+            renderer.observation(observation, ended=True)
+            if turn
+            else renderer.initial(observation, domain.system_prompt)
+        )
         ids = tokenizer.encode(action, add_special_tokens=False)
         response = np.array([*ids, tokenizer.eos_token_id], np.int32)
         length += len(asked) + len(response)

@@ -93,7 +93,7 @@ def _build(campaign: Campaign, directory: Path) -> dict[str, Any]:
         "warm_up_tokens": 0,
         "domains": {},
     }
-    renderer = ChatRenderer(directory)
+    renderer = _renderer(campaign, directory)
     demonstrations = {}
     for name, domain in domains.items():
         rendered = [render(domain, episode, renderer, tokenizer) for episode in episodes[name]]
@@ -139,7 +139,7 @@ def _check(campaign: Campaign, path: Path) -> dict[str, Any]:
         raise ModelError(f"model.path {path} does not load: {error}") from error
     if tokenizer.chat_template is None:
         raise ModelError(f"model.path {path}: its tokenizer has no chat template; add a chat_template.jinja")
-    ChatRenderer(path)
+    _renderer(campaign, path)
     if len(tokenizer) > config.vocab_size:
         raise ModelError(
             f"model.path {path}: its tokenizer has {len(tokenizer)} tokens and its embedding only "
@@ -155,6 +155,18 @@ def _check(campaign: Campaign, path: Path) -> dict[str, Any]:
     with torch.device("meta"):
         parameters = AutoModelForCausalLM.from_config(config).num_parameters()
     return {"path": str(path), "parameters": parameters, "vocabulary": len(tokenizer)}
+
+
+def _renderer(campaign: Campaign, directory: Path) -> ChatRenderer:
+    """As environment workers make theirs, tried on every system prompt. Raises `TemplateError`."""
+    renderer = ChatRenderer(
+        directory,
+        multi_turn=any(domain.max_turns > 1 for domain in campaign.domains.values()),
+        options=campaign.model.chat_template_options,
+    )
+    for domain in campaign.domains.values():
+        renderer.initial("A", domain.system_prompt)
+    return renderer
 
 
 async def _main(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:

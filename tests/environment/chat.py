@@ -32,19 +32,28 @@ ENDLESS = CHATML.replace("<|im_end|>", "<|im_start|>")
 """Never writes the end token."""
 
 SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
+TEMPLATES = Path(__file__).parent / "templates"
+"""Templates of public models without their branches for tools: what they make of a conversation is theirs."""
 
 
-def save(directory: Path, template: str = CHATML, max_context: int = 4096) -> Path:
-    """A character-level tokenizer: three special tokens, newline and printable ASCII."""
+def published(name: str) -> str:
+    return (TEMPLATES / f"{name}.jinja").read_text()
+
+
+def save(directory: Path, template: str = CHATML, max_context: int = 4096, end: str = "<|im_end|>") -> Path:
+    """A character-level tokenizer: three special tokens, newline and printable ASCII. `end` is the text of
+    the end token, which is the third."""
     letters = ["\n", *map(chr, range(32, 127))]
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *letters])}
+    special = [*SPECIAL[:2], end]
+    vocabulary = {token: index for index, token in enumerate([*special, *letters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<|pad|>",
-        eos_token="<|im_end|>",
+        eos_token=end,
+        bos_token="<|pad|>",
         additional_special_tokens=["<|im_start|>"],
         chat_template=template,
     ).save_pretrained(directory)
@@ -52,13 +61,14 @@ def save(directory: Path, template: str = CHATML, max_context: int = 4096) -> Pa
     return directory
 
 
-def ids(text: str) -> list[int]:
+def ids(text: str, end: str = "<|im_end|>") -> list[int]:
     """By hand: special tokens are written as they are, every other character is a token."""
     out = []
+    specials = [*SPECIAL[:2], end]
     while text:
-        special = next((token for token in SPECIAL if text.startswith(token)), None)
+        special = next((token for token in specials if text.startswith(token)), None)
         out.append(
-            SPECIAL.index(special)
+            specials.index(special)
             if special
             else len(SPECIAL) + (0 if text[0] == "\n" else ord(text[0]) - 31)
         )

@@ -290,3 +290,70 @@ def test_seeds_of_turns_are_fixed_and_differ_between_turns_and_members():
     seeds = {turn_seed(member, turn) for member in range(50) for turn in range(50)}
     assert len(seeds) == 2500
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    return ChatRenderer(chat.save(tmp_path_factory.mktemp("qwen3"), chat.published("qwen3")))
+
+
+FIRST = "<|im_start|>user\ngo 7<|im_end|>\n<|im_start|>assistant\n"
+
+
+async def test_a_template_that_drops_a_thought_splits_the_trajectory_and_each_response_is_in_one_segment(
+    hosts, qwen3
+):
+    says = ("0.5", "<think>\nhm\n</think>\n\n1", "2", "end")
+    policy = Policy(*says)
+    trajectory = (await play(hosts, qwen3, policy, max_turn_tokens=30)).trajectory
+    one, thought, two, three = (chat.ids(text + "<|im_end|>") for text in says)
+    before = [*PROMPT, *one, *observation(1), *thought]
+    anew = chat.ids(
+        f"{FIRST}0.5<|im_end|>\n<|im_start|>user\nstep 1<|im_end|>\n<|im_start|>assistant\n1<|im_end|>\n"
+        "<|im_start|>user\nstep 2<|im_end|>\n<|im_start|>assistant\n"
+    )
+    after = [*anew, *two, *observation(3), *three]
+    assert trajectory.tokens.tolist() == [*before, *after]
+    assert trajectory.segment_starts == (0, len(before))
+    first, second = trajectory.segments()
+    assert (first.tokens.tolist(), second.tokens.tolist()) == (before, after)
+    spoken = [
+        segment.tokens[turn.response_start : turn.response_end].tolist()
+        for segment in (first, second)
+        for turn in segment.turns
+    ]
+    assert spoken == [one, thought, two, three]
+    assert [segment.sampled_tokens for segment in (first, second)] == [len(one + thought), len(two + three)]
+    stamps = [2] * len(one) + [3] * len(thought) + [4] * len(two) + [5] * len(three)
+    assert trajectory.versions[trajectory.loss_mask].tolist() == stamps
+    contexts = [context for context, _, _ in policy.asked]
+    assert contexts[2:] == [anew, [*anew, *two, *observation(3)]]
+    assert trajectory.stop is StopReason.TERMINATED
+
+
+async def test_a_context_begun_anew_that_does_not_fit_ends_the_trajectory_and_leaves_no_empty_segment(
+    hosts, qwen3
+):
+    thought = "<think>\n1\n</think>\n\n1"
+    budget = len(PROMPT) + len(chat.ids(thought + "<|im_end|>"))
+    policy = Policy(thought)
+    trajectory = (await play(hosts, qwen3, policy, max_turn_tokens=30, max_tokens=budget)).trajectory
+    assert trajectory.segment_starts == (0,)
+    assert len(trajectory.tokens) == budget
+    assert trajectory.stop is StopReason.MAX_TOKENS
+
+
+async def test_an_end_token_at_the_very_end_of_the_budget_is_not_doubled(hosts, renderer):
+    """And one that the engine says it sampled but left out is put in, unsampled."""
+    cut = sampled(chat.ids("1<|im_end|>"), StopReason.LENGTH)
+    left_out = sampled(chat.ids("1"), StopReason.STOP)
+    trajectory = (await play(hosts, renderer, Policy(cut, left_out, "end"))).trajectory
+    one, end = chat.ids("1<|im_end|>"), chat.ids("end<|im_end|>")
+    assert trajectory.tokens.tolist() == [*PROMPT, *one, *observation(1), *one, *observation(2), *end]
+    assert trajectory.sampled_tokens == len(one) + 1 + len(end)
+
+
+async def test_a_system_prompt_of_the_domain_comes_first(hosts, renderer):
+    policy = Policy("end")
+    await play(hosts, renderer, policy, system_prompt="Be brief.")
+    assert policy.asked[0][0] == [*chat.ids("<|im_start|>system\nBe brief.<|im_end|>\n"), *PROMPT]

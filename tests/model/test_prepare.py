@@ -135,12 +135,15 @@ class TestGivenModel:
         with pytest.raises(ModelError, match=r"model\.path .* no chat template"):
             prepare(with_model(campaign, {"path": str(copy)}), tmp_path / "model", clock)
 
-    def test_must_have_a_template_that_keeps_its_prefix(
+    def test_may_have_a_template_that_breaks_its_prefix_but_not_one_that_fails(
         self, campaign: Campaign, directory: Path, tmp_path: Path
     ) -> None:
         copy = shutil.copytree(directory, tmp_path / "copy")
         template = copy / "chat_template.jinja"
-        template.write_text("{{ messages | length }}" + template.read_text())
+        whole = template.read_text()
+        template.write_text("{{ messages | length }}" + whole)
+        prepare(with_model(campaign, {"path": str(copy)}), tmp_path / "model", clock)
+        template.write_text("{{ raise_exception('no such role') }}" + whole)
         with pytest.raises(TemplateError, match=r"model\.path"):
             prepare(with_model(campaign, {"path": str(copy)}), tmp_path / "model", clock)
 
