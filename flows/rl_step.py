@@ -13,7 +13,9 @@ from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
 from flows.observation import observed
+from flows.pools import check_pools
 from flows.preparation import open_run, prepare_model
+from flows.results import JSON
 from tasks.campaign import Campaign
 from tasks.session import current_session
 from tasks.train.manifests import BatchManifest
@@ -51,13 +53,16 @@ async def train(step: int, batch: BatchManifest) -> dict[str, Any]:
     return row
 
 
-@flow(name="rl-step", log_prints=True)
+@flow(name="rl-step", log_prints=True, persist_result=False, result_serializer=JSON)
 async def rl_step(campaign: Campaign, run: str) -> Mapping[str, Any]:
     """Take the run's next step from its newest checkpoint, on policy. Returns the step's metrics."""
+    await check_pools(campaign)
     folder = open_run(campaign, run)
     await prepare_model(campaign, folder)
     async with observed(campaign, folder) as session:
         step = session.step
         await session.begin()
+        if session.launcher.runs_stages:  # the pools' hosts make the stages' task runs
+            return await train.fn(step, await session.get_batch(step))
         _, _, batch = await asyncio.gather(rollout(step), environment(step), reward(step))
         return await train(step, batch)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from infra.child_messages import frame, frames
+from infra.credentials import without_credentials
 
 
 class ChildError(RuntimeError):
@@ -64,9 +65,10 @@ class Child(asyncio.SubprocessProtocol):
         """Start `python -m module` and return once it is ready for calls.
 
         `limits` are resource limits by the names of `resource.RLIMIT_*` (`{"AS": bytes, "CPU": seconds}`),
-        set in the child before it does anything. Hash randomisation is off in the child, so that what it
-        draws from sets is the same in every child. `on_exit` is called once when the process ends for
-        whatever reason. Raises `ChildDied` when it ends or stays silent for `start_limit_s`.
+        set in the child before it does anything. Credentials of stores are left out of its environment.
+        Hash randomisation is off in the child, so that what it draws from sets is the same in every child.
+        `on_exit` is called once when the process ends for whatever reason. Raises `ChildDied` when it ends
+        or stays silent for `start_limit_s`.
         """
         child = cls(module, on_exit)
         transport, _ = await child._loop.subprocess_exec(
@@ -77,7 +79,7 @@ class Child(asyncio.SubprocessProtocol):
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=None,
-            env={**os.environ, "PYTHONHASHSEED": "0"},
+            env={**without_credentials(os.environ), "PYTHONHASHSEED": "0"},
             start_new_session=True,
         )
         child._transport = transport

@@ -11,10 +11,10 @@ from typing import Any
 
 import fsspec
 
-from infra.local_files import Data, LocalFiles, UnsupportedStore
+from infra.local_files import Data, LocalFiles, OutsideStore, UnsupportedStore
 from infra.remote_files import RemoteFiles
 
-__all__ = ["Data", "MissingObject", "ObjectStore", "UnsupportedStore"]
+__all__ = ["Data", "MissingObject", "ObjectStore", "OutsideStore", "UnsupportedStore", "is_key"]
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.=+@,-]*")
 Keys = list[str]
@@ -40,7 +40,10 @@ class ObjectStore:
     or `_`, so that no key leaves the prefix and none is mistaken for a pattern or a temporary file. Another
     key raises ValueError. No key may be a prefix of another (a directory is no file). A *prefix* is whole
     parts too (`batches` is no prefix of `batches2/x`).
-    Safe for concurrent use by threads. `options` go to the fsspec file system (credentials, endpoint).
+    In a directory no symbolic link is followed out of `url`: an operation that would raises `OutsideStore`,
+    and listings leave links out. `url` itself may be a link. A remote URL with a part `..` is refused.
+    Safe for concurrent use by threads. `options` go to the fsspec file system; credentials and endpoint need
+    not, for they are in the environment (`infra.credentials`).
     """
 
     def __init__(self, url: str, options: dict[str, Any] | None = None):
@@ -52,6 +55,8 @@ class ObjectStore:
             self.url = root if protocol is None else f"file://{root}"
             backend = LocalFiles(root)
         else:
+            if ".." in url.split("/"):
+                raise ValueError(f"{url!r} has a part '..': write where the store lies without it")
             # Other writers exist: a cached listing would hide what they wrote.
             listing = {} if protocol == "memory" else {"use_listings_cache": False}
             filesystem, root = fsspec.core.url_to_fs(url, **{**listing, **(options or {})})
@@ -126,8 +131,13 @@ class ObjectStore:
         return store
 
 
+def is_key(text: str) -> bool:
+    """Whether this may be an object's key, and so can name nothing outside of its store."""
+    return all(_PART.fullmatch(part) for part in text.split("/"))
+
+
 def _checked(key: str) -> str:
-    if not all(_PART.fullmatch(part) for part in key.split("/")):
+    if not is_key(key):
         raise ValueError(
             f"{key!r} is no object key: parts are joined by '/', and each is letters, digits and _.=+@,- "
             "starting with a letter, a digit or _"

@@ -77,8 +77,12 @@ class RemoteFiles:
         return [found[path] for path in paths]
 
     def exists(self, key: str) -> bool:
-        with self._guard:
-            return bool(self._filesystem.isfile(f"{self._root}/{key}"))
+        # Not fsspec's `isfile`, to which a store that refuses to answer has no file.
+        try:
+            with self._guard:
+                return bool(self._filesystem.info(f"{self._root}/{key}")["type"] == "file")
+        except FileNotFoundError:
+            return False
 
     def list(self, prefix: str) -> Iterable[str]:
         base = f"{self._root}/{prefix}" if prefix else self._root

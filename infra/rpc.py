@@ -13,6 +13,7 @@ import asyncio
 import functools
 import itertools
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -122,7 +123,8 @@ class RpcServer:
         return web.Response(text="ok")
 
     async def _serve_socket(self, request: web.Request) -> web.WebSocketResponse:
-        if self._token and request.headers.get("Authorization") != f"Bearer {self._token}":
+        given = request.headers.get("Authorization", "").encode()
+        if self._token and not secrets.compare_digest(given, f"Bearer {self._token}".encode()):
             raise web.HTTPUnauthorized(text="missing or wrong bearer token")
         socket = web.WebSocketResponse(max_msg_size=_MAX_FRAME_BYTES, compress=False)
         await socket.prepare(request)
@@ -205,6 +207,19 @@ class RpcClient:
     @property
     def connected(self) -> bool:
         return self._socket is not None and not self._socket.closed
+
+    @property
+    def local_address(self) -> str:
+        """This machine's address on the connection. Raises `ConnectionLost` without one."""
+        address = self._socket.get_extra_info("sockname") if self._socket is not None else None
+        if address is None:
+            raise ConnectionLost(f"not connected to {self.url}")
+        return str(address[0])
+
+    async def wait_closed(self) -> None:
+        """Return once the connection is closed, by whichever side."""
+        if self._reader is not None:
+            await asyncio.wait({self._reader})
 
     async def call(self, method: str, payload: Payload = None, timeout_s: float | None = None) -> Payload:
         """Call a remote handler and return its answer.

@@ -1,12 +1,21 @@
 """A campaign: one frozen tree that describes a run whole, read from a YAML file and saved with the run."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from infra.config import Config
+from infra.credentials import CredentialsInUrl, refuse_credentials
 from tasks.environment.config import DomainConfig, EnvironmentConfig
 from tasks.model.config import ModelConfig
 from tasks.reward.config import RewardConfig
@@ -19,6 +28,13 @@ class CampaignError(ValueError):
     """A campaign that cannot run. The message has a line an option, each naming the option to change."""
 
 
+# It becomes part of metrics, file names and Dask keys.
+DomainName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+@,-]*$")]
+
+
+WorkPool = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_. -]*$")]
+
+
 class EvaluationConfig(Config):
     episodes: PositiveInt = 200
     """Held-out episodes of each domain."""
@@ -29,17 +45,86 @@ class EvaluationConfig(Config):
 
 
 class StoresConfig(Config):
-    """fsspec URLs. An empty one lies in the run's folder."""
+    """Where a run lies: fsspec URLs, without credentials (`infra.credentials` says how these travel)."""
 
+    root: str | None = None
+    """All of a run lies under `<root>/<run>`, for example s3://bucket/prefix: sample buffer with its archive,
+    weights and checkpoints, and a copy of its files and of the model built for it. The run can then be read,
+    and resumed, from anywhere. Empty: all of it lies in the run's local folder."""
     runs: str = "runs"
-    """Where a run's own folder goes: a local directory."""
+    """Where a run's own folder goes: a local directory. With `root`, its files are uploaded from there."""
     samples: str | None = None
+    """Another place for the sample buffer and its archive."""
     weights: str | None = None
+    """Another place for published weights."""
     checkpoints: str | None = None
+    """Another place for checkpoints."""
+    block: str | None = Field(default=None, pattern=r"^[a-z0-9][a-z0-9-]*$")
+    """Name of a saved Prefect block "Tutti object store" whose options and credentials open these URLs.
+    Empty: they are in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL ...)."""
+    upload_every_s: PositiveFloat = 10
+    """Seconds between uploads of the run's files. A crash of the machine loses at most this much of them."""
     evict_samples: bool = True
     """Remove trajectories that can no longer be trained while the run goes on, and not only at its end. Every
     trained one is in the run's archive all the same. Off suits ext4: it is slow to create files (0.7 ms
     instead of 0.06) for minutes after others were removed, since it will not reuse their inodes at once."""
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The configured URLs of stores, by option."""
+        named = {name: getattr(self, name) for name in ("root", "samples", "weights", "checkpoints")}
+        return {name: url for name, url in named.items() if url}
+
+    @model_validator(mode="after")
+    def _urls_say_where_and_not_who(self) -> "StoresConfig":
+        for name, url in self.urls.items():
+            try:
+                refuse_credentials(url)
+            except CredentialsInUrl as error:
+                raise ValueError(f"stores.{name}: {error}") from None
+            if "://" in url and ".." in url.split("/"):
+                raise ValueError(f"stores.{name} has a part '..': write where the store lies without it")
+        if self.block is not None and not any("://" in url for url in self.urls.values()):
+            raise ValueError("stores.block opens remote stores, and there is none: set stores.root to a URL")
+        return self
+
+
+def _several(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+WorkPools = Annotated[tuple[WorkPool, ...], BeforeValidator(_several), Field(min_length=1)]
+
+
+class PoolsConfig(Config):
+    """Prefect work pools, by what they do for the run. Each needs an online worker and a deployment
+    `pool-host/<pool>`; `make up` brings these to life on one machine."""
+
+    rollout: WorkPools
+    """Engines are spread over these, one name or a list; the proxy is on the first."""
+    train: WorkPool
+    environment: WorkPool
+    """Hosts the environments' Dask cluster, unless `environment.scheduler` names another."""
+    reward: WorkPool
+    """Rewards that are not serverless are computed beside the environments."""
+    queue: str = "campaigns"
+    """Work queue of the pools from which the hosts are started."""
+    address: str = "127.0.0.1"
+    """Where this run's hosts find the campaign: an address of its machine, or `auto` for the one by which it
+    reaches the Prefect server. Services on a host bind the address by which that reaches the campaign."""
+    start_limit_s: PositiveFloat = 300.0
+    """A host that has not reported by then is one error."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Each pool, with the first option that names it."""
+        options = {
+            self.reward: "pools.reward",
+            self.environment: "pools.environment",
+            **dict.fromkeys(self.rollout, "pools.rollout"),
+            self.train: "pools.train",
+        }
+        return dict(sorted(options.items()))
 
 
 class TrackersConfig(Config):
@@ -56,7 +141,7 @@ class Campaign(Config):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     seed: NonNegativeInt = 0
     model: ModelConfig = Field(default_factory=ModelConfig)
-    domains: dict[str, DomainConfig] = Field(min_length=1)
+    domains: dict[DomainName, DomainConfig] = Field(min_length=1)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     environment: EnvironmentConfig = Field(default_factory=EnvironmentConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
@@ -64,6 +149,8 @@ class Campaign(Config):
     weights: PublicationConfig = Field(default_factory=PublicationConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     stores: StoresConfig = Field(default_factory=StoresConfig)
+    pools: PoolsConfig | None = None
+    """Where the services of the run start: on the hosts of these work pools. Empty: as processes here."""
     trackers: TrackersConfig = Field(default_factory=TrackersConfig)
 
     @model_validator(mode="after")
@@ -87,6 +174,15 @@ class Campaign(Config):
                     f"domains.{name}.max_tokens ({domain.max_tokens}) is above "
                     f"train.trainer.micro_batch_tokens ({tokens}): change one of them"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_fill_the_pools(self) -> "Campaign":
+        if self.pools is not None and self.rollout.engine.workers < len(self.pools.rollout):
+            raise ValueError(
+                f"rollout.engine.workers ({self.rollout.engine.workers}) is below the number of pools in "
+                f"pools.rollout ({len(self.pools.rollout)}): each pool needs an engine"
+            )
         return self
 
     @classmethod

@@ -4,6 +4,7 @@ The training loop (flows/async_train.py) calls them in its mode's order; nothing
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections import defaultdict
@@ -14,9 +15,8 @@ from typing import Any
 
 from blocks.sample_buffer import SampleBuffer
 from infra.clock import now
+from infra.launcher import Attendance, Launcher, LocalLauncher, Role, Service
 from infra.object_store import ObjectStore
-from infra.processes import ServiceProcess
-from infra.rpc import RpcClient
 from tasks.campaign import Campaign
 from tasks.environment.cluster import EnvironmentCluster
 from tasks.report.run_files import RunFiles
@@ -28,10 +28,12 @@ from tasks.train.ledger import Ledger
 from tasks.train.manifests import BatchManifest, ManifestHistory, read_manifests
 from tasks.train.staleness import oldest_admissible
 from tasks.train.step_metrics import step_row
-from tasks.trajectory_arrow import from_arrow
+from tasks.trajectory_arrow import from_arrow_many
 
 logger = logging.getLogger(__name__)
 
+COLLECTING: tuple[Role, ...] = ("rollout", "environment", "reward")
+"""The roles that work on a batch while it is collected."""
 StepObserver = Callable[[dict[str, Any]], Awaitable[None]]
 _current: ContextVar["Session"] = ContextVar("session")
 
@@ -44,7 +46,8 @@ class Session:
         files: RunFiles,
         fleet: RolloutFleet,
         environments: EnvironmentCluster,
-        trainer: RpcClient,
+        trainer: Service,
+        launcher: Launcher,
         collector: Collector,
         buffer: SampleBuffer,
         version: int,
@@ -55,6 +58,7 @@ class Session:
         self.files = files
         self.fleet = fleet
         self.environments = environments
+        self.launcher = launcher
         self.step = version
         """The next train step, which is also the version of the trainer's weights."""
         self.served_version = version
@@ -82,8 +86,19 @@ class Session:
 
     async def get_batch(self, step: int) -> BatchManifest:
         """Step 1: block until the sample buffer holds the batch, and commit it."""
-        async with self.span("control", "get_batch", step):
-            return await self._collector.get_batch(step)
+        async with self.span("control", "get_batch", step), self._generation_attended(step) as attended:
+            batch = await self._collector.get_batch(step)
+            for role, attendance in attended.items():
+                attendance.summary.update(stage_summary(role, batch))
+            return batch
+
+    @asynccontextmanager
+    async def _generation_attended(self, step: int) -> AsyncIterator[dict[Role, Attendance]]:
+        """The pools show that they generate, step environments and score for this step."""
+        async with contextlib.AsyncExitStack() as stack:
+            yield {
+                role: await stack.enter_async_context(self.launcher.attend(role, step)) for role in COLLECTING
+            }
 
     async def batch_ready(self, step: int) -> BatchManifest:
         """`get_batch` for several stages that wait for the same batch side by side."""
@@ -105,40 +120,44 @@ class Session:
     async def suspend(self, step: int) -> None:
         """Step 2: generation is frozen, what runs is kept."""
         async with self.span("control", "suspend", step):
-            await self.fleet.suspend()
+            await self.fleet.suspend(stage=f"suspend {step}")
         self.files.append_span("engine", "generate", step, self._generating_since, self.elapsed)
 
     async def update(self, step: int) -> None:
         """Step 3: every engine takes the newest published version; the label advances once all have it."""
         async with self.span("weights", "update", step):
             if self.step != self.served_version:
-                await self.fleet.load_weights(self.step)
+                await self.fleet.load_weights(self.step, stage=f"update {step}")
                 self.served_version = self.step
 
     async def resume(self, step: int) -> None:
         """Step 4: generation goes on; groups are begun under the new version."""
         async with self.span("control", "resume", step):
-            await self.fleet.resume()
+            await self.fleet.resume(stage=f"resume {step}")
             self._collector.version_advanced(self.served_version)
         self._generating_since = self.elapsed
 
     async def recompute(self, step: int) -> int:
         """Step 5: what was in flight rebuilds its KV under the new weights. Returns the tokens recomputed."""
         async with self.span("engine", "recompute", step):
-            return await self.fleet.recompute()
+            return await self.fleet.recompute(stage=f"recompute {step}")
 
     async def train_step(self, batch: BatchManifest) -> dict[str, Any]:
         """Step 6: train on the batch, save, and begin the push of the new version in the background."""
         names = [(entry.name, entry.version) for entry in batch.trajectories]
         async with self.span("trainer", "train_step", batch.step):
-            metrics = await self._trainer.call("train_step", {"step": batch.step, "trajectories": names})
+            metrics = await self._trainer.call(
+                "train_step", {"step": batch.step, "trajectories": names}, stage=f"train {batch.step}"
+            )
         self.step = batch.step + 1
         # Before the checkpoint: a run killed between the two does the step again and drops this row; the
         # other way round, it would go on after the step and the row would be missing for good.
         row = self._record(batch, metrics)
         if self.step % self.campaign.train.checkpoint.every == 0 or self.finished:
             async with self.span("trainer", "checkpoint", batch.step):
-                await self._trainer.call("save_checkpoint")
+                # What a run resumed from this checkpoint elsewhere must find of the steps before it.
+                await asyncio.to_thread(self.folder.upload, ("metrics.jsonl",))
+                await self._trainer.call("save_checkpoint", stage=f"checkpoint {batch.step}")
             await self._evict()
         self._push = asyncio.create_task(self._publish(batch.step))
         return row
@@ -153,7 +172,9 @@ class Session:
 
     async def _publish(self, step: int) -> None:
         async with self.span("weights", "publish", step):
-            await self._trainer.call("publish_weights", {"keep_from": self.served_version})
+            await self._trainer.call(
+                "publish_weights", {"keep_from": self.served_version}, stage=f"publish {step}"
+            )
 
     def _record(self, batch: BatchManifest, metrics: dict[str, Any]) -> dict[str, Any]:
         """The step's row of metrics. The seconds of its checkpoint are in the row of the step after it."""
@@ -194,40 +215,67 @@ class Session:
             self.files.append_span(lane=lane, stage=stage, step=step, start=started, end=ended)
 
 
+def stage_summary(role: Role, batch: BatchManifest) -> dict[str, Any]:
+    """What a stage did for a batch, as its task run shows it."""
+    entries = batch.trajectories
+    if role == "reward":
+        rewards = [entry.reward for entry in entries]
+        return {"rewards": len(rewards), "mean_reward": sum(rewards) / max(len(rewards), 1)}
+    prefix = "outcomes/" if role == "environment" else "tokens/"
+    counts = {name: value for name, value in batch.counts.items() if name.startswith(prefix)}
+    return {"trajectories": len(entries), "turns": sum(entry.turns for entry in entries), **counts}
+
+
 def current_session() -> Session:
     """The session that the surrounding flow opened. Raises LookupError outside of one."""
     return _current.get()
 
 
+def surrounding_session(folder: RunFolder) -> Session | None:
+    """The session that a surrounding flow opened for the same run, if one did."""
+    session = _current.get(None)
+    return session if session is not None and session.folder == folder else None
+
+
 @asynccontextmanager
-async def open_session(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Session]:
+async def open_session(
+    campaign: Campaign, folder: RunFolder, launcher: Launcher | None = None
+) -> AsyncIterator[Session]:
     """Bring a run up from its folder, at the newest checkpoint if it has one, and take it down at the end.
 
-    The model must be prepared. Inside of another session for the same run, that one is used.
+    Its services start where `launcher` puts them: on this machine by default. The model must be prepared.
+    Inside of another session for the same run, that one is used.
     """
-    surrounding = _current.get(None)
-    if surrounding is not None and surrounding.folder == folder:
+    surrounding = surrounding_session(folder)
+    if surrounding is not None:
         yield surrounding
         return
+    launcher = launcher or LocalLauncher()
     started = now()
     buffer = SampleBuffer(ObjectStore(folder.samples_url))
-    async with TrainerLease.held(ObjectStore(folder.samples_url)) as lease:
-        stack: list[Callable[[], Awaitable[Any]]] = []
+    async with TrainerLease.held(ObjectStore(folder.samples_url)) as lease, folder.uploaded():
+        parts: list[Callable[[], Awaitable[None]]] = []
+        collector: Collector | None = None
         try:
-            trainer_process, fleet, environments = await _start(campaign, folder, stack)
-            trainer = await RpcClient(
-                trainer_process.url, token=str(trainer_process.ready["token"])
-            ).connect()
-            stack.append(trainer.close)
-            version = int(trainer_process.ready["version"])
+            trainer, fleet, environments = await _start(campaign, folder, launcher, parts)
+            version = int(trainer.ready["version"])
             history = ManifestHistory(read_manifests(buffer).values())
             ledger = _restored_ledger(campaign, buffer, history, version)
             collector = Collector(ledger, fleet, environments, buffer, lease, history, version)
-            stack.append(collector.stop)
             files = RunFiles(folder.root)
             started -= files.drop_from_step(version)
             session = Session(
-                campaign, folder, files, fleet, environments, trainer, collector, buffer, version, started
+                campaign,
+                folder,
+                files,
+                fleet,
+                environments,
+                trainer,
+                launcher,
+                collector,
+                buffer,
+                version,
+                started,
             )
             if version > 0:
                 await trainer.call("publish_weights", {"keep_from": version})
@@ -242,18 +290,25 @@ async def open_session(campaign: Campaign, folder: RunFolder) -> AsyncIterator[S
             finally:
                 _current.reset(token)
         finally:
-            for stop in reversed(stack):
-                await stop()
+            if collector is not None:
+                await collector.stop()
+            for problem in await asyncio.gather(*(stop() for stop in parts), return_exceptions=True):
+                if isinstance(problem, Exception):
+                    logger.warning("a part of the run did not stop as it should: %s", problem)
 
 
 async def _start(
-    campaign: Campaign, folder: RunFolder, stack: list[Callable[[], Awaitable[Any]]]
-) -> tuple[ServiceProcess, RolloutFleet, EnvironmentCluster]:
-    """Start trainer, engines and environments side by side; each that started is on the stack."""
+    campaign: Campaign,
+    folder: RunFolder,
+    launcher: Launcher,
+    parts: list[Callable[[], Awaitable[None]]],
+) -> tuple[Service, RolloutFleet, EnvironmentCluster]:
+    """Start trainer, engines and environments side by side; `parts` gets what stops each that started."""
     token = secrets.token_urlsafe(24)
 
-    async def trainer() -> ServiceProcess:
-        process = await ServiceProcess.start(
+    async def trainer() -> Service:
+        service = await launcher.start(
+            launcher.pools("train")[0],
             "trainer",
             "tasks.train.service",
             {
@@ -266,37 +321,38 @@ async def _start(
             },
             folder.logs / "trainer.log",
             environment={"OMP_NUM_THREADS": str(campaign.train.trainer.threads)},
+            start_limit_s=campaign.train.trainer.start_limit_s,
         )
-        stack.append(process.stop)
-        process.ready["token"] = token
-        return process
+        parts.append(service.stop)
+        return service
 
     async def fleet() -> RolloutFleet:
         fleet = await RolloutFleet.start(
             campaign.rollout,
+            launcher,
             model=folder.model,
             max_context=max(domain.max_tokens for domain in campaign.domains.values()),
             weights_url=folder.weights_url,
             version=None,
             logs=folder.logs,
         )
-        stack.append(fleet.stop)
+        parts.append(fleet.stop)
         return fleet
 
     async def environments() -> EnvironmentCluster:
         members = campaign.train.group_size + campaign.train.redundancy.members
-        cluster = await EnvironmentCluster.start(campaign.environment, members)
-        stack.append(cluster.stop)
+        cluster = await EnvironmentCluster.start(campaign.environment, members, launcher, folder.logs)
+        parts.append(cluster.stop)
         return cluster
 
     started = await asyncio.gather(trainer(), fleet(), environments(), return_exceptions=True)
     for result in started:
         if isinstance(result, BaseException):
             raise result
-    trainer_process, rollout, cluster = started
-    assert isinstance(trainer_process, ServiceProcess)
-    assert isinstance(rollout, RolloutFleet)
-    assert isinstance(cluster, EnvironmentCluster)
+    service, rollout, cluster = started
+    assert not isinstance(service, BaseException)
+    assert not isinstance(rollout, BaseException)
+    assert not isinstance(cluster, BaseException)
     cluster.connect(
         {
             "proxy": {"url": rollout.proxy_url, "token": rollout.token},
@@ -306,7 +362,7 @@ async def _start(
             "topic": f"trajectories-{folder.name}",
         }
     )
-    return trainer_process, rollout, cluster
+    return service, rollout, cluster
 
 
 def _restored_ledger(
@@ -321,7 +377,7 @@ def _restored_ledger(
         failure_budget=campaign.environment.failure_budget,
     )
     waiting = history.unconsumed(buffer.names())
-    trajectories = [from_arrow(data) for data in buffer.get_many(waiting)]
+    trajectories = from_arrow_many(buffer.get_many(waiting))
     next_step = history.next_step
     ledger.restore(
         version=version,

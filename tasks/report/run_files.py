@@ -142,7 +142,7 @@ class RunFiles:
 def replace_file(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(path.name + ".part")
+    draft = path.with_name(f".{path.name}.part")  # hidden, so that no upload takes it for a file of the run
     draft.write_text(text, encoding="utf-8")
     os.replace(draft, path)
 

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.processes import ServiceProcess
-from infra.rpc import RpcClient
+from infra.launcher import Launcher, Service
 from tasks.rollout.config import RolloutConfig
 from tasks.trajectory import StopReason
 
@@ -18,15 +17,19 @@ COUNTERS = ("prefill_tokens", "recomputed_tokens", "decode_tokens", "cached_toke
 class RolloutFleet:
     """A running proxy with its engines. Commands return once every engine has carried them out."""
 
-    processes: list[ServiceProcess]
-    proxy_url: str
+    engines: list[Service]
+    proxy: Service
     token: str
-    _client: RpcClient
+
+    @property
+    def proxy_url(self) -> str:
+        return self.proxy.url
 
     @classmethod
     async def start(
         cls,
         config: RolloutConfig,
+        launcher: Launcher,
         *,
         model: Path,
         max_context: int,
@@ -34,7 +37,7 @@ class RolloutFleet:
         version: int | None,
         logs: Path,
     ) -> "RolloutFleet":
-        """Start the engines side by side, then the proxy.
+        """Start the engines, spread over the rollout pools, then the proxy on the first of these.
 
         `version` is a published one to load, or None for the weights of the model directory (version 0).
         Raises `ServiceFailed`; what had started is then stopped.
@@ -48,65 +51,74 @@ class RolloutFleet:
             "max_context": max_context,
             "token": token,
         }
-        names = [f"engine-{index}" for index in range(config.engine.workers)]
+        pools = launcher.pools("rollout")
+        placed = {f"engine-{index}": pools[index % len(pools)] for index in range(config.engine.workers)}
         started = await asyncio.gather(
             *(
-                ServiceProcess.start(
+                launcher.start(
+                    pool,
                     name,
                     "tasks.rollout.engines.service",
                     engine_settings,
                     logs / f"{name}.log",
                     environment={"OMP_NUM_THREADS": str(config.engine.threads)},
+                    start_limit_s=config.engine.start_limit_s,
                 )
-                for name in names
+                for name, pool in placed.items()
             ),
             return_exceptions=True,
         )
-        engines = [engine for engine in started if isinstance(engine, ServiceProcess)]
+        engines = [engine for engine in started if not isinstance(engine, BaseException)]
         problems = [engine for engine in started if isinstance(engine, BaseException)]
-        if problems:
+        try:
+            if problems:
+                raise problems[0]
+            proxy = await launcher.start(
+                pools[0],
+                "proxy",
+                "tasks.rollout.proxy",
+                {
+                    "engines": [
+                        {"name": engine.name, "url": engine.url, "token": token, "pool": placed[engine.name]}
+                        for engine in engines
+                    ],
+                    "generate_limit_s": config.generate_limit_s,
+                    "token": token,
+                },
+                logs / "proxy.log",
+            )
+        except BaseException:
             await asyncio.gather(*(engine.stop() for engine in engines))
-            raise problems[0]
-        proxy = await ServiceProcess.start(
-            "proxy",
-            "tasks.rollout.proxy",
-            {
-                "engines": [{"name": engine.name, "url": engine.url, "token": token} for engine in engines],
-                "generate_limit_s": config.generate_limit_s,
-                "token": token,
-            },
-            logs / "proxy.log",
-        )
-        client = await RpcClient(proxy.url, token=token).connect()
-        return cls([*engines, proxy], proxy.url, token, client)
+            raise
+        return cls(engines, proxy, token)
 
-    async def suspend(self) -> None:
-        await self._client.call("suspend")
+    async def suspend(self, *, stage: str | None = None) -> None:
+        """`stage` names the task run that a pool host makes of the command."""
+        await self.proxy.call("suspend", stage=stage)
 
-    async def load_weights(self, version: int) -> None:
-        await self._client.call("load_weights", {"version": version})
+    async def load_weights(self, version: int, *, stage: str | None = None) -> None:
+        await self.proxy.call("load_weights", {"version": version}, stage=stage)
 
-    async def resume(self) -> None:
-        await self._client.call("resume")
+    async def resume(self, *, stage: str | None = None) -> None:
+        await self.proxy.call("resume", stage=stage)
 
     async def abort(self, trajectories: list[str], reason: StopReason) -> None:
-        await self._client.call("abort", {"trajectories": trajectories, "reason": reason.value})
+        await self.proxy.call("abort", {"trajectories": trajectories, "reason": reason.value})
 
     async def set_oldest_admissible(self, version: int) -> None:
-        await self._client.call("set_oldest_admissible", {"version": version})
+        await self.proxy.call("set_oldest_admissible", {"version": version})
 
-    async def recompute(self) -> int:
+    async def recompute(self, *, stage: str | None = None) -> int:
         """Wait until what was frozen has rebuilt its KV. Returns the tokens recomputed since the resume."""
-        return int(await self._client.call("recompute"))
+        return int(await self.proxy.call("recompute", stage=stage))
 
     async def counters(self) -> Counter[str]:
         """What all engines have done since they started: the sums of their `EngineStats`, and `turns`."""
-        stats = await self._client.call("stats")
+        stats = await self.proxy.call("stats")
         counters = Counter({"turns": stats["turns"]})
         for engine in stats["engines"].values():
             counters.update({name: value for name, value in engine.items() if name in COUNTERS})
         return counters
 
     async def stop(self) -> None:
-        await self._client.close()
-        await asyncio.gather(*(process.stop() for process in self.processes))
+        await asyncio.gather(*(service.stop() for service in [*self.engines, self.proxy]))

@@ -176,7 +176,12 @@ class LLMProxy:
 
 
 async def serve_proxy(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
-    """The proxy's process. Settings: engines (`EngineAddress` fields), pools, generate_limit_s, token."""
+    """The proxy's process. Settings: engines (`EngineAddress` fields), pools, generate_limit_s, token.
+
+    Raises ValueError without a token: the proxy asks for one on loopback too.
+    """
+    if not settings.get("token"):
+        raise ValueError("the proxy's settings need a token")
     pools: Mapping[str, str] = settings.get("pools", {})
     proxy = LLMProxy(Router(pools), settings["generate_limit_s"])
     for address in settings["engines"]:
@@ -221,7 +226,7 @@ async def serve_proxy(settings: dict[str, Any], ready: Callable[[dict[str, Any]]
         recompute,
         stats,
     )
-    server = RpcServer({handler.__name__: handler for handler in handlers}, token=settings.get("token"))
+    server = RpcServer({handler.__name__: handler for handler in handlers}, token=settings["token"])
     url = await server.start(settings.get("host", "127.0.0.1"), settings.get("port", 0))
     ready({"url": url})
     await asyncio.Event().wait()

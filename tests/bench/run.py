@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tasks.campaign import Campaign
-from tests.bench import small_llama
+from tests.bench import buffer_s3, delta_ratio, mooncake_copy, small_llama
 from tests.bench.loops import WARM_UP_STEPS, LoopTimes, run_loop, slow_turns, sums
 from tests.bench.rows import Row, at_least, at_most, table, write
+from tests.bench.vllm_proxy import vllm_through_proxy
 
-LAPTOP = Path(__file__).parents[2] / "flows/campaigns/laptop.yaml"
+ROOT = Path(__file__).parents[2]
+LAPTOP = ROOT / "flows/campaigns/laptop.yaml"
+SMOLLM = ROOT / "models/smollm2-135m-instruct"
+KINDS = ["trainer", "trl", "sync", "flow", "vllm", "s3", "mooncake", "delta"]
 TURNS, LATENCY_MS = 4, 50.0
 
 
@@ -107,7 +111,7 @@ def _median_step(times: list[LoopTimes]) -> float:
     return statistics.median(second for run in times for second in run.step_seconds)
 
 
-async def bench(trl_python: Path | None, only: str, repeats: int) -> list[Row]:
+async def bench(trl_python: Path | None, vllm_python: Path, kinds: list[str], repeats: int) -> list[Row]:
     rows: list[Row] = []
 
     def add(row: Row) -> None:
@@ -117,15 +121,27 @@ async def bench(trl_python: Path | None, only: str, repeats: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         small_llama.build(model)
-        if only in "trainer":
+        if "trainer" in kinds:
             add(trainer_against_bare_loop(model))
-        if only in "trl" and trl_python is not None:
+        if "trl" in kinds and trl_python is not None:
             add(await loop_against_trl(model, trl_python, repeats, multi_turn=False))
             add(await loop_against_trl(model, trl_python, repeats, multi_turn=True))
-        if only in "sync":
+        if "sync" in kinds:
             add(await async_against_sync(repeats))
-        if only in "flow":
+        if "flow" in kinds:
             add(await flow_against_direct_loop(repeats))
+    if "vllm" in kinds:
+        for row in await vllm_through_proxy(str(vllm_python), SMOLLM if SMOLLM.exists() else None, repeats):
+            add(row)
+    if "s3" in kinds:
+        for row in await asyncio.to_thread(buffer_s3.measure, repeats + 3):
+            add(row)
+    if "mooncake" in kinds:
+        for row in mooncake_copy.rows():
+            add(row)
+    if "delta" in kinds and SMOLLM.exists():
+        for row in delta_ratio.rows(SMOLLM):
+            add(row)
     return rows
 
 
@@ -134,11 +150,12 @@ def main() -> None:
     parser.add_argument(
         "--trl-python", type=Path, help="python of TRL's environment; without it, no TRL rows"
     )
-    parser.add_argument("--only", default="", choices=["", "trainer", "trl", "sync", "flow"])
+    parser.add_argument("--vllm-python", type=Path, default=Path(".venv-vllm/bin/python"))
+    parser.add_argument("--only", nargs="+", default=KINDS, choices=KINDS)
     parser.add_argument("--repeats", type=int, default=2, help="runs of each side of the loop rows")
     parser.add_argument("--out", type=Path, default=Path("runs/bench.json"))
     arguments: Any = parser.parse_args()
-    rows = asyncio.run(bench(arguments.trl_python, arguments.only, arguments.repeats))
+    rows = asyncio.run(bench(arguments.trl_python, arguments.vllm_python, arguments.only, arguments.repeats))
     write(rows, arguments.out)
     print(table(rows))
 

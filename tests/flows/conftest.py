@@ -11,6 +11,7 @@ from socket import socket
 
 import pytest
 
+from infra.cluster.state import MARK, ClusterState
 from tests.bench import small_llama
 
 
@@ -55,3 +56,33 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[st
     yield environment
     server.terminate()
     server.wait(timeout=30)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A whole local cluster, as of `make up`; yields the environment that points a process at it."""
+    folder = tmp_path_factory.mktemp("cluster")
+    command = [sys.executable, "-m", "infra.cluster", "--folder", str(folder)]
+    up = subprocess.run(
+        [*command, "up", "--free-ports"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert up.returncode == 0, up.stdout + up.stderr
+    state = ClusterState.read(folder)
+    assert state is not None
+    try:
+        yield {
+            "PREFECT_API_URL": state.urls["PREFECT_API_URL"],
+            "PREFECT_HOME": str(tmp_path_factory.mktemp("home")),
+            "TUTTI_DASK_SCHEDULER": state.urls["dask"],
+            MARK: state.mark,
+        }
+    finally:
+        down = subprocess.run([*command, "down"], capture_output=True, text=True, timeout=120, check=False)
+    assert down.returncode == 0, down.stdout + down.stderr
+    assert state.running() == []
+    assert [path.name for path in folder.iterdir()] == ["logs"]

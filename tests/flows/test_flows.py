@@ -1,7 +1,7 @@
 """Every flow, run for real against a Prefect server."""
 
+import asyncio
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from infra.cluster.config import POOLS, QUEUES
+from infra.cluster.work_pools import make_work_pools
 from tests.e2e.campaigns import saved, small_campaign
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -104,15 +106,16 @@ def test_every_deployment_is_deployed_twice_over_and_runs_on_a_worker(
     prefect_server: dict[str, str], model: Path, tmp_path: Path
 ) -> None:
     prefect = str(Path(sys.executable).with_name("prefect"))
-    shutil.copy(ROOT / "prefect.yaml", tmp_path / "prefect.yaml")
-    run([prefect, "work-pool", "create", "tutti", "--type", "process", "--overwrite"], prefect_server)
+    asyncio.run(make_work_pools(prefect_server["PREFECT_API_URL"], POOLS, QUEUES))
     for _ in range(2):
         run([prefect, "--no-prompt", "deploy", "--all"], prefect_server, stdin=subprocess.DEVNULL)
     seen = known(prefect_server)
     assert seen["deployments"] == [
         "async-train/async-train",
         "campaign/laptop",
+        "campaign/pools",
         "evaluate/evaluate",
+        *(f"pool-host/{pool}" for pool in sorted(POOLS)),
         "rl-step/rl-step",
     ]
     assert seen["schedules"]["laptop"] == 1
@@ -120,7 +123,7 @@ def test_every_deployment_is_deployed_twice_over_and_runs_on_a_worker(
     parameters = json.dumps({"campaign": campaign.model_dump(mode="json"), "run": "deployed"})
     run([prefect, "deployment", "run", "async-train/async-train", "--params", parameters], prefect_server)
     run(
-        [prefect, "worker", "start", "--pool", "tutti", "--run-once", "--name", "tester"],
+        [prefect, "worker", "start", "--pool", "cpu", "--run-once", "--name", "tester"],
         {**prefect_server, "PREFECT_WORKER_QUERY_SECONDS": "1"},
     )
     assert (tmp_path / "deployed/metrics.jsonl").read_text().count("\n") == 1

@@ -1,8 +1,11 @@
 import json
 import math
+import tempfile
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tasks.report.intervals import mean_interval
 from tasks.report.run_files import RunFiles, RunFilesDamaged, Span
@@ -142,3 +145,22 @@ def test_an_evaluation_may_lack_either_policy_so_far(tmp_path):
     assert read["web"].high == 1
     assert files.write_evaluation({}, untrained)["rows"][0]["untrained"] is None
     assert files.read_untrained() is None
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_whenever_a_run_is_killed_each_step_has_one_row_with_its_own_label(data):
+    """verl #7933: a checkpoint of step 100, and the first label after it was 402 and not 401."""
+    steps, every = 12, data.draw(st.integers(1, 4), "checkpoint every")
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = 0
+        for killed_before in [*data.draw(st.lists(st.integers(1, steps), max_size=3), "kills"), steps]:
+            files = RunFiles(folder)
+            began_at = files.drop_from_step(checkpoint)
+            for step in range(checkpoint, killed_before):
+                files.append_metrics({"step": step, "version": step + 1, "time": began_at + step + 1})
+                if (step + 1) % every == 0:
+                    checkpoint = step + 1
+        rows = RunFiles(folder).read_metrics()
+    assert [row["step"] for row in rows] == list(range(steps))
+    assert [row["version"] for row in rows] == list(range(1, steps + 1))
