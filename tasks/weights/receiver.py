@@ -74,6 +74,17 @@ class WeightReceiver:
         parts = plan or {}
         return ((name, assemble(publication, name, pieces, parts.get(name))) for name in names)
 
+    def load_whole(self, version: int) -> dict[str, Tensor]:
+        """Every tensor of a version, in memory that no later load touches; only what changed is pulled.
+
+        Raises as `load` does.
+        """
+        self.forget()
+        tensors = self.load(version)
+        if self._held is None:
+            return dict(tensors)
+        return {name: tensor.clone() for name, tensor in tensors}
+
     def _pull(self, publication: Publication, wanted: list[PieceKey] | None) -> Pieces:
         held = self._held[0] if self._held is not None else None
         if self._held is not None and self._held[0].incarnation == publication.incarnation:

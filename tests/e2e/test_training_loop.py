@@ -19,7 +19,7 @@ async def test_overlapping_training_keeps_every_promise(model: Path, tmp_path: P
         model,
         tmp_path,
         train={"steps": 8, "alpha": 2, "redundancy": {"groups": 1, "members": 1}},
-        domains={"turns": slow_turns(latency_ms=60), "more": slow_turns(latency_ms=5, turns=2)},
+        domains={"turns": slow_turns(latency_ms=200), "more": slow_turns(latency_ms=5, turns=2)},
     )
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     await drive(campaign, "run")
@@ -51,8 +51,14 @@ async def test_overlapping_training_keeps_every_promise(model: Path, tmp_path: P
     assert left == []
 
 
-async def test_sync_training_is_on_policy(model: Path, tmp_path: Path) -> None:
-    campaign = small_campaign(model, tmp_path, train={"steps": 3, "mode": "sync", "alpha": 0})
+@pytest.mark.parametrize("delta", [False, True])
+async def test_sync_training_is_on_policy(model: Path, tmp_path: Path, delta: bool) -> None:
+    campaign = small_campaign(
+        model,
+        tmp_path,
+        train={"steps": 3, "mode": "sync", "alpha": 0},
+        weights={"delta": delta, "snapshot_every": 2},
+    )
     await drive(campaign, "run")
     for manifest in manifests_of(campaign, "run"):
         assert {entry.oldest_version for entry in manifest.trajectories} == {manifest.step}

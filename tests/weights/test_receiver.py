@@ -55,6 +55,17 @@ def test_snapshots_come_every_so_often_and_hold_a_delta_too(
         assert_equal(load(weights, version), tensors)
 
 
+def test_whole_loads_pull_a_delta_and_are_not_touched_by_the_next(
+    weights: WeightStore, published: list[dict[str, torch.Tensor]]
+) -> None:
+    receiver = WeightReceiver(weights)
+    loaded = [receiver.load_whole(version) for version in (4, 5)]
+    assert receiver.last is not None
+    assert receiver.last.kind == "delta"
+    assert_equal(loaded[0], published[4])
+    assert_equal(loaded[1], published[5])
+
+
 def test_who_has_the_version_before_pulls_the_delta(
     weights: WeightStore, published: list[dict[str, torch.Tensor]]
 ) -> None:

@@ -26,7 +26,7 @@ from tasks.rollout.engines.model_directory import ModelDirectory
 from tasks.rollout.engines.torch import TorchEngine
 from tasks.rollout.engines.vllm.engine import VllmEngine
 from tasks.trajectory import StopReason
-from tasks.weights.publication import WeightsError, load
+from tasks.weights.publication import WeightReceiver, WeightsError
 
 
 class WeightsLocation(Config):
@@ -140,10 +140,10 @@ def make_engine(settings: EngineServiceSettings) -> HostedEngine:
             version=settings.version,
         )
     torch.set_num_threads(settings.engine.threads)
-    store = open_weight_store(settings.weights.url, settings.weights.options)
+    receiver = WeightReceiver(open_weight_store(settings.weights.url, settings.weights.options))
 
     def published(version: int) -> Iterable[tuple[str, Tensor]]:
-        return load(store, version).items()
+        return receiver.load_whole(version).items()
 
     return TorchEngine(
         model.config,

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from blocks.weight_store import open_weight_store
-from tasks.weights.publication import WeightsError, load
+from tasks.weights.publication import WeightReceiver, WeightsError
 
 logger = logging.getLogger(__name__)
 
@@ -32,12 +32,16 @@ class PublishedWeights:
     model_config: Any
 
     def tutti_fetch_weights(self, request: str) -> dict[str, str]:
-        """Pull and check a version (`{"url", "options", "version"}`) and hold it beside the present one."""
+        """Pull and check a version (`{"url", "options", "version"}`) and hold it beside the present one.
+
+        The store is that of the first call.
+        """
         wanted = json.loads(request)
         self._tutti_fetched: dict[str, Tensor] = {}
-        store = open_weight_store(wanted["url"], wanted["options"])
+        if not hasattr(self, "_tutti_receiver"):
+            self._tutti_receiver = WeightReceiver(open_weight_store(wanted["url"], wanted["options"]))
         try:
-            tensors = load(store, wanted["version"])
+            tensors = self._tutti_receiver.load_whole(wanted["version"])
         except WeightsError as error:
             return {"rejected": f"{type(error).__name__}: {error}"}
         tied = bool(self.model_config.hf_config.get_text_config().tie_word_embeddings)
