@@ -149,7 +149,8 @@ class IndexLog:
     def _tidy(self, number: int) -> None:
         slot = f"{self._prefix}/hint/{number % _HINTS}"
         self._client.remove([slot, self._state(number - _LOOK_AHEAD)])
-        self._client.put(slot, _seal(str(number).encode()))
+        # All of one length: a reader asks for an object's size first, and another may lie there by then.
+        self._client.put(slot, _seal(f"{number:012d}".encode()))
 
     def _state(self, number: int) -> str:
         return f"{self._prefix}/{max(number, 0):012d}"

@@ -67,32 +67,6 @@ async def test_sync_training_is_on_policy(model: Path, tmp_path: Path, delta: bo
         assert row["train/importance_max"] == pytest.approx(1, abs=1e-3)
 
 
-class Troubled:
-    """An environment of which some episodes raise or hang, by their seed."""
-
-    def reset(self, seed: int) -> str:
-        self._trouble = seed % 3
-        return "1+1="
-
-    def step(self, action: str):  # type: ignore[no-untyped-def]
-        from tasks.environment.sources.base import StepResult
-
-        if self._trouble == 1:
-            raise RuntimeError("the world ends")
-        while self._trouble == 2:
-            pass
-        return StepResult("", float(len(action) % 2), True)
-
-    def close(self) -> None: ...
-
-
-def raises_at_times(episode) -> float | None:  # type: ignore[no-untyped-def]
-    """A reward that fails on some answers."""
-    if len(episode.actions[0]) % 3 == 0:
-        raise ValueError("cannot judge this")
-    return float(len(episode.actions[0]) % 2)
-
-
 async def test_faults_of_environments_and_rewards_end_their_trajectories_and_not_the_run(
     model: Path, tmp_path: Path
 ) -> None:
@@ -102,10 +76,10 @@ async def test_faults_of_environments_and_rewards_end_their_trajectories_and_not
         tmp_path,
         train={"steps": 3},
         domains={
-            "environment": {"source": "tests.e2e.test_training_loop:Troubled", **troubled},
+            "environment": {"source": "tests.e2e.troubled:Troubled", **troubled},
             "reward": {
                 "source": "tests.bench.domains:Sums",
-                "reward": "tests.e2e.test_training_loop:raises_at_times",
+                "reward": "tests.e2e.troubled:raises_at_times",
                 **troubled,
             },
         },
