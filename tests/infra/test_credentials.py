@@ -6,6 +6,7 @@ import subprocess
 import sys
 import uuid
 
+import fsspec
 import psutil
 import pytest
 from fsspec.config import conf
@@ -27,6 +28,8 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(conf, "s3", {})
+    # fsspec keeps file systems by their options, and botocore's environment is none of these.
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 READ = """
