@@ -12,9 +12,12 @@ import numpy as np
 from pydantic import PositiveFloat, PositiveInt, ValidationError
 
 from infra.config import Config
+from infra.mooncake import TCP_DEFAULTS
 from infra.object_store import Data
 
 _PREFIX = re.compile(r"[A-Za-z0-9_.=+-]+(/[A-Za-z0-9_.=+-]+)*")
+_SETUP = {"MC_STORE_CLIENT_SETUP_RETRIES": "2"}
+"""Twenty tries of five seconds are the default; that a master listens has been seen before."""
 _NO_SPACE = -200
 _LEASE_EXPIRED = -707  # the read took longer than the master keeps an object for a reader
 _READS = 3
@@ -201,8 +204,8 @@ def shared_client(settings: MooncakeSettings) -> MooncakeClient:
 
 
 def _package() -> Any:
-    # Twenty tries of five seconds are the default; that a master listens has been seen before.
-    os.environ.setdefault("MC_STORE_CLIENT_SETUP_RETRIES", "2")
+    for name, value in {**TCP_DEFAULTS, **_SETUP}.items():
+        os.environ.setdefault(name, value)
     try:
         import mooncake.store
     except ImportError as error:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import importlib.util
+import os
 import signal
 import socket
 import sys
@@ -24,6 +25,13 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from infra.config import Config
 
 _PR_SET_PDEATHSIG = 1
+TCP_DEFAULTS = {
+    "MC_TCP_ENABLE_CONNECTION_POOL": "1",
+    "MC_TCP_LANES_PER_PEER": "1",
+    "MC_TCP_SLICE_SIZE": str(4 * 2**20),
+}
+"""Environment of clients and store processes, unless set otherwise. Measured on two cores over loopback: a
+connection that is kept and slices of 4 MiB move buckets up to half faster than the package's own defaults."""
 
 
 class MooncakeUnavailable(RuntimeError):
@@ -120,6 +128,7 @@ async def _running(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.P
         *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=sys.stderr,
+        env={**TCP_DEFAULTS, **os.environ},
         preexec_fn=_end_with_parent,
     )
     try:
