@@ -18,6 +18,8 @@ class UnprotectedCluster(RuntimeError):
 
 async def start_local_cluster(config: EnvironmentConfig, group_members: int) -> LocalCluster:
     """A scheduler and `config.workers` worker processes on loopback."""
+    # Dask silences its own handler only, and its records reach Prefect's as well.
+    logging.getLogger("distributed").setLevel(logging.ERROR)
     slots = -(-config.concurrent_trajectories // group_members)
     settings = {
         "distributed.worker.memory.terminate": False,
