@@ -15,7 +15,7 @@ from tasks.run_folder import RunFolder
 from tasks.session import open_session
 
 WARM_UP_STEPS = 3
-_MEMORY = Path("/dev/shm")
+_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Runs lie in memory: ext4 is ten times slower to create files for minutes after others were removed, so a
 run would pay for the clean-up of the one before it."""
 
@@ -42,7 +42,7 @@ class LoopTimes:
 
 async def run_loop(campaign: Campaign, *, prefect: bool = False) -> LoopTimes:
     """Train the campaign's steps in a folder of its own, and time the steps after the warm-up."""
-    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as runs:
+    with tempfile.TemporaryDirectory(dir=_MEMORY) as runs:
         campaign = campaign.model_copy(update={"stores": campaign.stores.model_copy(update={"runs": runs})})
         if prefect:
             await async_train(campaign, "bench")
