@@ -19,7 +19,7 @@ CONTEXT = 24
 
 
 def fingerprint(tokens: NDArray[np.int32], version: int) -> int:
-    """Positive, within an int64. Not a CRC that starts from the version: it mixes that with the first token."""
+    """Positive, within an int64. A CRC that starts from the version would mix it with the first token."""
     return (xxhash.xxh3_64_intdigest(tokens.astype("<i4").tobytes(), seed=version) >> 2) + 1
 
 
