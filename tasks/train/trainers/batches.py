@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tasks.train.algorithms.base import LossInputs
 from tasks.train.losses import BatchCounts
 from tasks.train.micro_batches import (
     cut_micro_batches,
@@ -32,6 +33,23 @@ class MicroBatchTensors:
     packed: Packed | None = None
     read_tokens: int = 0  # what the pass costs: padding included; 0 for one that only keeps step with others
     proximal_logprobs_BT: Tensor | None = None  # None: those of the pass itself, detached
+
+    def loss_inputs(
+        self, logprobs_BT: Tensor, entropy_BT: Tensor, reference_BT: Tensor | None, counts: BatchCounts
+    ) -> LossInputs:
+        """What the algorithm's loss is given after a pass; `counts` are of the whole optimiser step."""
+        proximal_BT = self.proximal_logprobs_BT
+        return LossInputs(
+            logprobs_BT=logprobs_BT,
+            entropy_BT=entropy_BT,
+            mask_BT=self.mask_BT,
+            advantages_BT=self.advantages_BT,
+            behaviour_logprobs_BT=self.behaviour_logprobs_BT,
+            proximal_logprobs_BT=logprobs_BT.detach() if proximal_BT is None else proximal_BT,
+            reference_logprobs_BT=reference_BT,
+            sequence_tokens_B=self.sequence_tokens_B,
+            counts=counts,
+        )
 
 
 @dataclass(slots=True)

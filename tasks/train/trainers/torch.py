@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from tasks.train.algorithms.base import Algorithm, LossInputs
+from tasks.train.algorithms.base import Algorithm
 from tasks.train.checkpoint import Checkpoints, PartEntry
 from tasks.train.config import TorchTrainerConfig
 from tasks.train.losses import BatchCounts
@@ -264,20 +264,7 @@ class TorchTrainer:
         logprobs_BT, entropy_BT = self._score(
             self._policy, micro_batch, entropy_gradient=algorithm.differentiates_entropy
         )
-        proximal_BT = micro_batch.proximal_logprobs_BT
-        terms = algorithm.loss(
-            LossInputs(
-                logprobs_BT=logprobs_BT,
-                entropy_BT=entropy_BT,
-                mask_BT=micro_batch.mask_BT,
-                advantages_BT=micro_batch.advantages_BT,
-                behaviour_logprobs_BT=micro_batch.behaviour_logprobs_BT,
-                proximal_logprobs_BT=logprobs_BT.detach() if proximal_BT is None else proximal_BT,
-                reference_logprobs_BT=reference_BT,
-                sequence_tokens_B=micro_batch.sequence_tokens_B,
-                counts=counts,
-            )
-        )
+        terms = algorithm.loss(micro_batch.loss_inputs(logprobs_BT, entropy_BT, reference_BT, counts))
         terms.loss.backward()
         meter.add(terms, micro_batch.read_tokens)
 

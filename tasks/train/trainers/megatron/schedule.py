@@ -11,7 +11,7 @@ from megatron.core.distributed import finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
 
-from tasks.train.algorithms.base import Algorithm, LossInputs, LossTerms
+from tasks.train.algorithms.base import Algorithm, LossTerms
 from tasks.train.process_group import gather_json
 from tasks.train.trainers.batches import MicroBatchTensors, MiniBatchTensors
 from tasks.train.trainers.megatron.scoring import StageScorer
@@ -48,20 +48,7 @@ def accumulate(
         logprobs_BT, entropy_BT = scorer.logprobs(
             output, batch.tokens_BT, batch.mask_BT, entropy_gradient=algorithm.differentiates_entropy
         )
-        proximal_BT = batch.proximal_logprobs_BT
-        terms = algorithm.loss(
-            LossInputs(
-                logprobs_BT=logprobs_BT,
-                entropy_BT=entropy_BT,
-                mask_BT=batch.mask_BT,
-                advantages_BT=batch.advantages_BT,
-                behaviour_logprobs_BT=batch.behaviour_logprobs_BT,
-                proximal_logprobs_BT=logprobs_BT.detach() if proximal_BT is None else proximal_BT,
-                reference_logprobs_BT=reference_BT,
-                sequence_tokens_B=batch.sequence_tokens_B,
-                counts=step.counts,
-            )
-        )
+        terms = algorithm.loss(batch.loss_inputs(logprobs_BT, entropy_BT, reference_BT, step.counts))
         # Megatron divides by a count of tokens that it is given; `sum_gradients` gives it none.
         no_tokens = torch.zeros((), dtype=torch.int, device=output.device)
         return terms.loss, no_tokens, replace(terms, loss=terms.loss.detach())
