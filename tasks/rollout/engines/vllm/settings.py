@@ -29,7 +29,8 @@ def arguments(settings: VllmServerSettings, *, cpu: bool) -> list[str]:
     """Command line of `vllm serve` for these settings; `cpu` says that it is a CPU build.
 
     A CPU build may not prefill in chunks: the draw that a chunk discards cannot be taken back from a CPU
-    generator, and vLLM would end with an error on the first such request that has a seed.
+    generator, and vLLM would end with an error on the first such request that has a seed. Nor may its workers
+    spin on the cores that the API server needs (`patient.py`).
     """
     engine = settings.engine
     batch_tokens = max(engine.max_batch_tokens, settings.max_context) if cpu else engine.max_batch_tokens
@@ -52,6 +53,12 @@ def arguments(settings: VllmServerSettings, *, cpu: bool) -> list[str]:
         "enable-chunked-prefill": not cpu,
         "disable-uvicorn-access-log": True,
     }
+    if cpu and engine.tensor_parallel == 1:
+        # In the engine core's process. By its short name, `uni`, vLLM would take `mp` on CPUs.
+        options["distributed-executor-backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+    elif cpu:
+        options["distributed-executor-backend"] = f"{_PACKAGE}.patient.PatientExecutor"
+        options["worker-extension-cls"] = f"{_PACKAGE}.patient.PatientPublishedWeights"
     if engine.kv_cache_gib is not None:
         options["kv-cache-memory-bytes"] = int(engine.kv_cache_gib * 2**30)
     elif not cpu:

@@ -45,7 +45,7 @@ pytestmark = [
 ]
 # Both sides compute in float32 and differ in the order of their sums only: some 1e-5 is seen.
 TOLERANCE = 2e-4
-# A turn of so many tokens takes ten seconds at least: it never ends before what a test does to it.
+# A turn of so many tokens takes seconds: it never ends before what a test does to it.
 LONG = 3900
 
 

@@ -38,6 +38,14 @@ def test_a_cpu_build_prefills_every_prompt_whole() -> None:
     assert value(found, "--max-num-batched-tokens") == "4096"
 
 
+def test_workers_spin_only_beside_gpus() -> None:
+    assert value(words(True), "--distributed-executor-backend").endswith(".UniProcExecutor")
+    assert value(words(True, tensor_parallel=2), "--distributed-executor-backend").endswith(
+        ".PatientExecutor"
+    )
+    assert "--distributed-executor-backend" not in words(False, tensor_parallel=2)
+
+
 def test_the_token_does_not_show_in_the_command_line() -> None:
     assert not any("secret" in word for word in words(True))
 
