@@ -76,7 +76,7 @@ class RolloutFleet:
             proxy = await launcher.start(
                 pools[0],
                 "proxy",
-                "tasks.rollout.proxy",
+                "tasks.rollout.proxy_service",
                 {
                     "engines": [
                         {"name": engine.name, "url": engine.url, "token": token, "pool": placed[engine.name]}

@@ -7,12 +7,12 @@ into the tokens.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.rpc import ConnectionLost, RpcClient, RpcConnection, RpcError, RpcServer
+from infra.rpc import ConnectionLost, RpcClient, RpcError
 from tasks.rollout.routing import NoWorker, Router
+from tasks.rollout.turn_gate import TurnGate, TurnRefused
 from tasks.trajectory import StopReason
 
 logger = logging.getLogger(__name__)
@@ -35,8 +35,7 @@ class LLMProxy:
         self._engines: dict[str, RpcClient] = {}
         self._open = asyncio.Event()
         self._open.set()
-        self._aborted: dict[str, str] = {}  # trajectory -> reason, until it is finished
-        self._oldest_admissible = 0
+        self._gate = TurnGate()
         self._version = 0
         self.turns = 0
 
@@ -64,13 +63,16 @@ class LLMProxy:
         }
         while True:
             await self._open.wait()
-            self._refuse_if_over(trajectory, payload["initiating_version"])
+            try:
+                self._gate.check(trajectory, payload["initiating_version"])
+            except TurnRefused as refusal:
+                raise RpcError(refusal.reason, str(refusal)) from refusal
             try:
                 name = self._router.route(trajectory, payload["domain"])
             except NoWorker as error:
                 raise RpcError("generation_failed", str(error)) from error
             try:
-                answer: dict[str, Any] = await self._engines[name].call("generate", request, self._limit_s)
+                answer = await self._sample(name, request)
             except ConnectionLost as error:
                 logger.warning("inference worker %s is gone: %s", name, error)
                 self._router.set_aside(name)
@@ -88,18 +90,16 @@ class LLMProxy:
             self.turns += 1
             return answer
 
-    def _refuse_if_over(self, trajectory: str, initiating_version: int | None) -> None:
-        reason = self._aborted.get(trajectory)
-        if reason is not None:
-            raise RpcError(reason, f"{trajectory} was aborted")
-        if initiating_version is not None and initiating_version < self._oldest_admissible:
-            raise RpcError(StopReason.STALE, f"{trajectory} began at version {initiating_version}")
+    async def _sample(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        """The turn's generation on one worker."""
+        answer: dict[str, Any] = await self._engines[name].call("generate", request, self._limit_s)
+        return answer
 
     async def finish(self, trajectories: list[str]) -> None:
         """These trajectories are over: their KV caches may go."""
         held: dict[str, list[str]] = {}
+        self._gate.finish(trajectories)
         for trajectory in trajectories:
-            self._aborted.pop(trajectory, None)
             name = self._router.release(trajectory)
             if name is not None and self._engines[name].connected:
                 held.setdefault(name, []).append(trajectory)
@@ -108,12 +108,12 @@ class LLMProxy:
 
     async def abort(self, trajectories: list[str], reason: StopReason) -> None:
         """End these trajectories' running turns and refuse further ones."""
-        self._aborted.update(dict.fromkeys(trajectories, reason.value))
+        self._gate.abort(trajectories, reason)
         await self._on_every_engine("abort", {"sessions": trajectories, "reason": reason.value})
 
     def set_oldest_admissible(self, version: int) -> None:
         """Refuse turns of trajectories begun before this version."""
-        self._oldest_admissible = version
+        self._gate.set_oldest_admissible(version)
 
     async def suspend(self) -> None:
         """Hold new turns back and freeze the running ones; nothing is lost."""
@@ -173,67 +173,3 @@ class LLMProxy:
                 self._router.set_aside(name)
             elif isinstance(answer, BaseException):
                 raise answer
-
-
-async def serve_proxy(settings: dict[str, Any], ready: Callable[[dict[str, Any]], None]) -> None:
-    """The proxy's process. Settings: engines (`EngineAddress` fields), pools, generate_limit_s, token.
-
-    Raises ValueError without a token: the proxy asks for one on loopback too.
-    """
-    if not settings.get("token"):
-        raise ValueError("the proxy's settings need a token")
-    pools: Mapping[str, str] = settings.get("pools", {})
-    proxy = LLMProxy(Router(pools), settings["generate_limit_s"])
-    for address in settings["engines"]:
-        await proxy.add_engine(EngineAddress(**address))
-
-    async def generate(payload: Any, _: RpcConnection) -> Any:
-        return await proxy.generate(payload)
-
-    async def finish(payload: Any, _: RpcConnection) -> None:
-        await proxy.finish(payload["trajectories"])
-
-    async def abort(payload: Any, _: RpcConnection) -> None:
-        await server.broadcast("abort", payload)
-        await proxy.abort(payload["trajectories"], StopReason(payload["reason"]))
-
-    async def set_oldest_admissible(payload: Any, _: RpcConnection) -> None:
-        proxy.set_oldest_admissible(payload["version"])
-
-    async def suspend(_: Any, __: RpcConnection) -> None:
-        await proxy.suspend()
-
-    async def load_weights(payload: Any, _: RpcConnection) -> None:
-        await proxy.load_weights(payload["version"])
-
-    async def resume(_: Any, __: RpcConnection) -> None:
-        await proxy.resume()
-
-    async def recompute(_: Any, __: RpcConnection) -> int:
-        return await proxy.recompute()
-
-    async def stats(_: Any, __: RpcConnection) -> dict[str, Any]:
-        return await proxy.stats()
-
-    handlers = (
-        generate,
-        finish,
-        abort,
-        set_oldest_admissible,
-        suspend,
-        load_weights,
-        resume,
-        recompute,
-        stats,
-    )
-    server = RpcServer({handler.__name__: handler for handler in handlers}, token=settings["token"])
-    url = await server.start(settings.get("host", "127.0.0.1"), settings.get("port", 0))
-    ready({"url": url})
-    await asyncio.Event().wait()
-
-
-if __name__ == "__main__":
-    from infra.processes import serve
-
-    logging.basicConfig(level=logging.INFO)
-    serve(serve_proxy)

@@ -6,6 +6,10 @@ fewest open trajectories among those that serve its domain.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+WorkerRole = Literal["both", "prefill", "decode"]
+"""What a worker does of a turn. With prefill workers there are, the others are given their KV."""
 
 
 class NoWorker(LookupError):
@@ -16,6 +20,7 @@ class NoWorker(LookupError):
 class WorkerState:
     name: str
     pool: str
+    role: WorkerRole = "both"
     trajectories: set[str] = field(default_factory=set)
     failures: int = 0  # in a row
     available: bool = True
@@ -34,8 +39,8 @@ class Router:
     def workers(self) -> list[WorkerState]:
         return list(self._workers.values())
 
-    def add_worker(self, name: str, pool: str = "default") -> None:
-        self._workers[name] = WorkerState(name, pool)
+    def add_worker(self, name: str, pool: str = "default", role: WorkerRole = "both") -> None:
+        self._workers[name] = WorkerState(name, pool, role)
 
     def remove_worker(self, name: str) -> None:
         worker = self._workers.pop(name)
@@ -77,7 +82,7 @@ class Router:
         return False
 
     def _candidates(self, domain: str) -> list[WorkerState]:
-        available = [worker for worker in self._workers.values() if worker.available]
+        available = [w for w in self._workers.values() if w.available and w.role != "prefill"]
         preferred = [worker for worker in available if worker.pool == self._pools.get(domain, worker.pool)]
         if not available:
             raise NoWorker(f"no inference worker is left for domain {domain!r}")

@@ -34,7 +34,7 @@ async def measure(stages: int, repeats: int) -> dict[str, float]:
         with tempfile.TemporaryDirectory() as folder:
             settings = {"token": "bench", "engines": [], "generate_limit_s": 1.0}
             log = Path(folder) / "proxy.log"
-            service = await launcher.start("cpu", "proxy", "tasks.rollout.proxy", settings, log)
+            service = await launcher.start("cpu", "proxy", "tasks.rollout.proxy_service", settings, log)
             await repeat(service, 3)  # the first ones find nothing warm
             for _ in range(repeats):
                 host.dispatch_seconds.clear()

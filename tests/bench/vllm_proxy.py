@@ -115,7 +115,7 @@ async def vllm_through_proxy(python: str, model: Path | None = None, repeats: in
         )
         proxy = await ServiceProcess.start(
             "proxy",
-            "tasks.rollout.proxy",
+            "tasks.rollout.proxy_service",
             {
                 "engines": [{"name": "engine", "url": engine.url, "token": token}],
                 "generate_limit_s": 600.0,
