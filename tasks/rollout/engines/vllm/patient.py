@@ -1,7 +1,7 @@
 """vLLM's worker processes without spinning, for cores that everything shares. Runs in the vLLM environment.
 
 vLLM's processes wait for each other's messages by `sched_yield` in a loop. Where they share their cores with
-the API server, the kernel then lets that server wait for seconds: a pause came 3,800 tokens late on two cores.
+the API server, the kernel then lets that server wait for seconds: a pause came 3,800 tokens late.
 To import this module, which vLLM does in the engine core's process and in every worker's by the names of the
 classes below, makes that process sleep a moment instead.
 """
