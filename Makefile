@@ -14,7 +14,7 @@ ARGS ?=
 # Mooncake's transfer engine links against the first three; PostgreSQL is an option of `make up`.
 DEBIAN := libibverbs1 librdmacm1 libnuma1 postgresql
 
-.PHONY: train smollm test test-fast lint bench setup vllm debian up down clean
+.PHONY: train smollm test test-fast chaos lint bench setup vllm debian up down clean
 
 train: setup
 	$(BIN)/python -m flows.campaign $(CAMPAIGN) $(ARGS)
@@ -27,10 +27,14 @@ $(SMOLLM)/generation_config.json: | setup
 	$(BIN)/python -m tasks.model.smollm $(SMOLLM)
 
 test: setup vllm debian
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "not chaos" $(ARGS)
+
+# Every harm to a running campaign that the tests know; `make test` has the commonest.
+chaos: setup debian
+	$(BIN)/python -m pytest tests/e2e/chaos -m "chaos or slow" $(ARGS)
 
 test-fast: setup
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not chaos" $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,8 +7,8 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from infra.config import Config
 
 POOLS = {
-    "compute-gpu": "GPUs strong in compute: prefill, long prompts",
-    "bandwidth-gpu": "GPUs strong in memory bandwidth: decode, many turns",
+    "compute-gpu": "GPUs strong in compute: prefill, many turns",
+    "bandwidth-gpu": "GPUs strong in memory bandwidth: decode, long responses",
     "train-gpu": "GPUs that train",
     "cpu": "CPUs: environments, rewards, and the campaigns themselves",
 }

@@ -10,7 +10,7 @@ from typing import Any
 from flows.async_train import async_train, directly, train_loop
 from flows.preparation import open_run, prepare_model
 from tasks.campaign import Campaign
-from tasks.report.run_files import RunFiles
+from tasks.report.run_files import RunFiles, Span
 from tasks.run_folder import RunFolder
 from tasks.session import open_session
 
@@ -40,8 +40,31 @@ class LoopTimes:
         return self.trajectories_per_step / self.median_step
 
 
+@dataclass(frozen=True, slots=True)
+class LoopRecord:
+    """What a run wrote of itself."""
+
+    metrics: list[dict[str, Any]]  # a row a step
+    spans: list[Span]
+
+    def step_seconds(self, warm_up: int) -> list[float]:
+        """From one step's end to the next, after the first `warm_up` steps."""
+        ends = [float(row["time"]) for row in self.metrics]
+        return [after - before for before, after in itertools.pairwise(ends)][warm_up - 1 :]
+
+    def stage_seconds(self, stage: str, warm_up: int) -> list[float]:
+        """Of every span of a stage, of steps from `warm_up` on."""
+        return [span.seconds for span in self.spans if span.stage == stage and span.step >= warm_up]
+
+
 async def run_loop(campaign: Campaign, *, prefect: bool = False) -> LoopTimes:
     """Train the campaign's steps in a folder of its own, and time the steps after the warm-up."""
+    record = await record_loop(campaign, prefect=prefect)
+    return LoopTimes(record.step_seconds(WARM_UP_STEPS), int(record.metrics[-1]["trajectories"]))
+
+
+async def record_loop(campaign: Campaign, *, prefect: bool = False) -> LoopRecord:
+    """Train the campaign's steps in a folder of its own; returns what the run recorded."""
     with tempfile.TemporaryDirectory(dir=_MEMORY) as runs:
         campaign = campaign.model_copy(update={"stores": campaign.stores.model_copy(update={"runs": runs})})
         if prefect:
@@ -52,10 +75,8 @@ async def run_loop(campaign: Campaign, *, prefect: bool = False) -> LoopTimes:
             await prepare_model.fn(campaign, folder)
             async with open_session(campaign, folder) as session:
                 await train_loop(session, directly)
-        rows = RunFiles(folder.root).read_metrics()
-        ends = [float(row["time"]) for row in rows]
-        seconds = [after - before for before, after in itertools.pairwise(ends)]
-        return LoopTimes(seconds[WARM_UP_STEPS - 1 :], int(rows[-1]["trajectories"]))
+        files = RunFiles(folder.root)
+        return LoopRecord(files.read_metrics(), files.read_spans())
 
 
 def sums(model: Path, *, steps: int, **train: Any) -> Campaign:
@@ -77,6 +98,13 @@ def slow_turns(model: Path, *, steps: int, turns: int, latency_ms: float, **trai
 
 
 def _campaign(model: Path, domains: dict[str, Any], steps: int, **train: Any) -> Campaign:
+    return bench_campaign(model, domains, train={"steps": steps, **train})
+
+
+def bench_campaign(
+    model: Path, domains: dict[str, Any], *, train: dict[str, Any], **sections: Any
+) -> Campaign:
+    """8 groups of 8 a step without checkpoints, unless `train` says otherwise."""
     return Campaign.parse(
         {
             "name": "bench",
@@ -84,12 +112,12 @@ def _campaign(model: Path, domains: dict[str, Any], steps: int, **train: Any) ->
             "domains": domains,
             "stores": {"evict_samples": False},
             "train": {
-                "steps": steps,
                 "groups": 8,
                 "group_size": 8,
                 "algorithm": {"kind": "grpo", "zero_variance": "keep"},
                 "checkpoint": {"every": 1_000_000},
                 **train,
             },
+            **sections,
         }
     )

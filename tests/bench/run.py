@@ -14,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from tasks.campaign import Campaign
-from tests.bench import buffer_s3, delta_ratio, mooncake_copy, small_llama
+from tests.bench import (
+    buffer_s3,
+    delta_ratio,
+    exposed_update,
+    interaction,
+    modes,
+    mooncake_copy,
+    prefill_decode,
+    proxy_alone,
+    reward_utilisation,
+    small_llama,
+)
 from tests.bench.loops import WARM_UP_STEPS, LoopTimes, run_loop, slow_turns, sums
 from tests.bench.rows import Row, at_least, at_most, table, write
 from tests.bench.vllm_proxy import vllm_through_proxy
@@ -22,7 +33,8 @@ from tests.bench.vllm_proxy import vllm_through_proxy
 ROOT = Path(__file__).parents[2]
 LAPTOP = ROOT / "flows/campaigns/laptop.yaml"
 SMOLLM = ROOT / "models/smollm2-135m-instruct"
-KINDS = ["trainer", "trl", "sync", "flow", "vllm", "s3", "mooncake", "delta"]
+CONTROL_PLANE = ["proxy", "interaction", "modes", "exposed", "reward"]
+KINDS = ["trainer", "trl", "sync", "flow", "pd", "vllm", "s3", "mooncake", "delta", *CONTROL_PLANE]
 TURNS, LATENCY_MS = 4, 50.0
 
 
@@ -107,6 +119,19 @@ async def loop_against_trl(model: Path, trl_python: Path, repeats: int, *, multi
     )
 
 
+async def control_plane_rows(kind: str, repeats: int) -> list[Row]:
+    """Of the control plane alone: engines are instant or their durations injected, but for `exposed`."""
+    if kind == "proxy":
+        return await asyncio.to_thread(proxy_alone.in_own_process)
+    if kind == "interaction":
+        return await interaction.rows(interaction.Work(), list(interaction.TARGETS))
+    if kind == "modes":
+        return await modes.rows(modes.Work(repeats=repeats))
+    if kind == "reward":
+        return await reward_utilisation.rows()
+    return [await exposed_update.row(SMOLLM if SMOLLM.exists() else None)]
+
+
 def _median_step(times: list[LoopTimes]) -> float:
     return statistics.median(second for run in times for second in run.step_seconds)
 
@@ -126,6 +151,9 @@ async def bench(trl_python: Path | None, vllm_python: Path, kinds: list[str], re
         if "trl" in kinds and trl_python is not None:
             add(await loop_against_trl(model, trl_python, repeats, multi_turn=False))
             add(await loop_against_trl(model, trl_python, repeats, multi_turn=True))
+        if "pd" in kinds:
+            for row in await prefill_decode.rows(model, repeats):
+                add(row)
         if "sync" in kinds:
             add(await async_against_sync(repeats))
         if "flow" in kinds:
@@ -142,6 +170,10 @@ async def bench(trl_python: Path | None, vllm_python: Path, kinds: list[str], re
     if "delta" in kinds and SMOLLM.exists():
         for row in delta_ratio.rows(SMOLLM):
             add(row)
+    for kind in CONTROL_PLANE:
+        if kind in kinds:
+            for row in await control_plane_rows(kind, repeats):
+                add(row)
     return rows
 
 

@@ -7,6 +7,7 @@ both systems load the same files.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,6 +28,21 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '<|assistant|>' }}{%- endif -%}"
 )
 """`<|user|>text<|assistant|>text<|eos|><|user|>…`: the ids of a conversation begin every longer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    context: int
+
+
+SMALL = Shape(192, 512, 5, 6, 512)
+"""Exactly 2 233 152 parameters: 100 x 192 tied embeddings, five layers of 442 752 and a final norm of 192."""
+TINY = Shape(32, 64, 1, 2, 2048)
+"""As little as a trainer can train, for benchmarks of everything else."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -51,21 +67,20 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build(directory: str | Path, seed: int = 0) -> int:
-    """Write model and tokenizer in Hugging Face format; returns the number of parameters, exactly 2 233 152.
+def build(directory: str | Path, seed: int = 0, shape: Shape = SMALL) -> int:
+    """Write model and tokenizer in Hugging Face format, in float32; returns the number of parameters.
 
-    They are 100 x 192 tied embeddings, five layers of 442 752 and a final norm of 192, in float32.
     The same seed writes the same weights. The caller's random state is left as it was.
     """
     tokenizer = build_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=5,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        max_position_embeddings=512,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.context,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,

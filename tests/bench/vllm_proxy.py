@@ -75,7 +75,8 @@ async def through_tutti(proxy: RpcClient, context: NDArray[np.int32], seed: int)
 
 async def alone(vllm: VllmClient, stop_tokens: list[int], context: NDArray[np.int32], seed: int) -> int:
     request = GenerateRequest("", context, SAMPLED, 1.0, seed)
-    choice = await vllm.generate(token_request(secrets.token_hex(8), request, SAMPLED, stop_tokens))
+    answer = await vllm.generate(token_request(secrets.token_hex(8), request, SAMPLED, stop_tokens))
+    choice = answer["choices"][0]
     return len(choice["token_ids"])
 
 
