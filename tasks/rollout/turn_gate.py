@@ -14,11 +14,20 @@ class TurnRefused(Exception):
 
 
 class TurnGate:
-    """Knows aborted trajectories, and the oldest version that a trajectory may have begun at."""
+    """Knows aborted trajectories, and the oldest version that a trajectory may have begun at.
 
-    def __init__(self) -> None:
-        self._aborted: dict[str, StopReason] = {}  # until the trajectory is finished
+    An aborted one is remembered until it is finished; of those that never are, because their environment was
+    lost, the newest `max_aborted`.
+    """
+
+    def __init__(self, max_aborted: int = 100_000) -> None:
+        self._aborted: dict[str, StopReason] = {}  # in the order of their aborts
+        self._max_aborted = max_aborted
         self._oldest_admissible = 0
+
+    @property
+    def aborted(self) -> int:
+        return len(self._aborted)
 
     def check(self, trajectory: str, initiating_version: int | None) -> None:
         """Before every turn. `None` is a trajectory that no bound applies to. Raises `TurnRefused`."""
@@ -30,6 +39,8 @@ class TurnGate:
 
     def abort(self, trajectories: Iterable[str], reason: StopReason) -> None:
         self._aborted.update(dict.fromkeys(trajectories, reason))
+        while len(self._aborted) > self._max_aborted:
+            del self._aborted[next(iter(self._aborted))]
 
     def finish(self, trajectories: Iterable[str]) -> None:
         for trajectory in trajectories:

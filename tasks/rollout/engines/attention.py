@@ -45,6 +45,17 @@ class KvCache:
             torch.zeros(slots * max_context, 2, kv_heads, head_dim, dtype=dtype) for _ in range(layers)
         ]
 
+    def read(self, slot: int, start: int, count: int) -> Tensor:
+        """A copy [layers, count, 2, kv_heads, head_dim] of what a slot holds from position `start` on."""
+        first = slot * self.max_context + start
+        return torch.stack([layer[first : first + count] for layer in self.layers])
+
+    def write(self, slot: int, start: int, kv: Tensor) -> None:
+        """Put `kv` [layers, count, 2, kv_heads, head_dim] into a slot from position `start` on."""
+        first = slot * self.max_context + start
+        for layer, part in zip(self.layers, kv, strict=True):
+            layer[first : first + len(part)] = part
+
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:

@@ -10,58 +10,12 @@ slot idle, until its next turn reuses what is cached, it ends, or it is the leas
 import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tasks.rollout.engines.requests import Counters, Finished, Iteration, Request, Sampled
 from tasks.trajectory import StopReason
-
-
-@dataclass(eq=False, slots=True)
-class Request:
-    """One turn to generate. `max_new_tokens` must leave it within the context; see `BatchSchedule.room`."""
-
-    session: str
-    tokens: NDArray[np.int32]  # the context, at least one token
-    max_new_tokens: int
-    temperature: float
-    seed: int
-    slot: int = -1  # while running
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A request that ended, with what it sampled."""
-
-    request: Request
-    tokens: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    versions: NDArray[np.int32]
-    stop: StopReason
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """Compute next: row r is tokens `starts[r] : starts[r] + counts[r]` of the context in `slots[r]`."""
-
-    slots: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    sampled: NDArray[
-        np.bool_
-    ]  # rows that reach the end of their context, so that their next token is sampled
-    sample_index: NDArray[np.int64]  # of each sampled row: how many tokens its request has sampled before
-    prefills: bool  # whether some row computes more than the token its request sampled last
-    started: list[Request]  # requests that took their slot with this iteration
-
-
-@dataclass(slots=True)
-class Counters:
-    prefill_tokens: int = 0  # computed from contexts, recomputed ones included
-    recomputed_tokens: int = 0  # computed again because the weights changed under a running request
-    decode_tokens: int = 0  # sampled
-    cached_tokens: int = 0  # context tokens that a kept cache saved
 
 
 class BatchSchedule:
@@ -99,6 +53,7 @@ class BatchSchedule:
         self._stale = np.zeros(slots, np.int64)  # tokens that were computed before the weights changed
         self._arrival = np.zeros(slots, np.int64)
         self._is_running = np.zeros(slots, np.bool_)
+        self._samples = np.zeros(slots, np.bool_)
         self._in_slot: list[Request | None] = [None] * slots
         self._free = list(range(slots))  # a heap: low slots first keeps the used memory together
         self._waiting: OrderedDict[str, Request] = OrderedDict()
@@ -132,6 +87,33 @@ class BatchSchedule:
         """Whether the session has a request that waits or runs."""
         return session in self._waiting or (session in self._sessions and session not in self._idle)
 
+    def cached(self, session: str, context: NDArray[np.int32]) -> int:
+        """How many of the context's first tokens a request of the session would find in the cache, were it to
+        start now."""
+        slot = self._idle.get(session)
+        return 0 if slot is None else self._reusable(slot, context)
+
+    def computed(self, session: str) -> tuple[int, int]:
+        """The session's slot, and how many of its first tokens have their KV there. (-1, 0) without one."""
+        slot = self._sessions.get(session, -1)
+        return slot, 0 if slot < 0 else int(self._computed[slot])
+
+    def sampled_since(self, session: str, count: int) -> Sampled:
+        """What the session's running request has sampled after its first `count` tokens; empty if none runs.
+
+        The request's `sampled_before` tokens are not among these: they belong to its context.
+        """
+        slot = self._sessions.get(session)
+        if slot is None or session in self._idle:
+            slot, new = 0, slice(0, 0)
+        else:
+            new = slice(int(self._prompt[slot]) + count, int(self._length[slot]))
+        return Sampled(
+            tokens=self.contexts[slot, new].copy(),
+            logprobs=self._logprobs[slot, new].copy(),
+            versions=self._versions[slot, new].copy(),
+        )
+
     def has_work(self) -> bool:
         return not self.suspended and (bool(self._waiting) or self.running > 0)
 
@@ -146,8 +128,10 @@ class BatchSchedule:
                 f"{len(request.tokens)} tokens and {request.max_new_tokens} to sample do not fit a "
                 f"context of {self.max_context}"
             )
-        if request.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
+        if request.samples != (request.max_new_tokens >= 1):
+            raise ValueError(
+                f"max_new_tokens must be at least 1, and 0 for a prefill, not {request.max_new_tokens}"
+            )
         self._waiting[request.session] = request
 
     def abort(self, sessions: Iterable[str], reason: StopReason) -> list[Finished]:
@@ -183,6 +167,8 @@ class BatchSchedule:
         """
         for session in list(self._idle):
             self._release(session)
+        for request in self._waiting.values():
+            request.offered = range(0)
         np.maximum(self._stale, self._computed, out=self._stale)
         self._computed[:] = 0
 
@@ -208,7 +194,7 @@ class BatchSchedule:
                 counts[included],
                 needed[included],
             )
-        sampled = counts == needed
+        sampled = (counts == needed) & self._samples[slots]
         sampled_slots = slots[sampled]
         sample_index = self._length[sampled_slots] - self._prompt[sampled_slots]
         return Iteration(slots, starts, counts, sampled, sample_index, prefills, started)
@@ -225,6 +211,7 @@ class BatchSchedule:
         if iteration.prefills:
             self._count_prefill(iteration)
         self._computed[iteration.slots] += iteration.counts
+        filled = self._end_prefills(iteration) if iteration.prefills else []
         slots = iteration.slots[iteration.sampled]
         at = self._length[slots]
         self.contexts[slots, at] = tokens
@@ -233,10 +220,15 @@ class BatchSchedule:
         self._length[slots] = at + 1
         stopped = (tokens[:, None] == self._stop_tokens).any(axis=1)
         ended = stopped | (at + 1 == self._limit[slots])
-        return [
+        return filled + [
             self._finish(int(slots[row]), StopReason.STOP if stopped[row] else StopReason.LENGTH)
             for row in np.flatnonzero(ended)
         ]
+
+    def _end_prefills(self, iteration: Iteration) -> list[Finished]:
+        slots = iteration.slots[~self._samples[iteration.slots]]
+        filled = slots[self._computed[slots] == self._length[slots]]
+        return [self._finish(int(slot), StopReason.LENGTH) for slot in filled]
 
     def _admit(self) -> list[Request]:
         started: list[Request] = []
@@ -262,13 +254,14 @@ class BatchSchedule:
     def _place(self, request: Request, slot: int) -> None:
         context = request.tokens
         prompt = len(context)
-        # The last token is computed even if it is cached: its logits are needed.
-        comparable = min(int(self._computed[slot]), prompt - 1)
-        same = self.contexts[slot, :comparable] == context[:comparable]
-        reused = comparable if same.all() else int(same.argmin())
+        reused = self._reusable(slot, context)
+        if request.offered.start <= reused < request.offered.stop:
+            request.imported = range(reused, max(reused, min(request.offered.stop, prompt - 1)))
         self.counters.cached_tokens += reused
+        self.counters.imported_tokens += len(request.imported)
         self.contexts[slot, :prompt] = context
-        self._computed[slot] = reused
+        self._computed[slot] = reused + len(request.imported)
+        self._samples[slot] = request.samples
         self._stale[slot] = 0
         self._length[slot] = self._prompt[slot] = prompt
         self._limit[slot] = prompt + request.max_new_tokens
@@ -277,6 +270,12 @@ class BatchSchedule:
         self._is_running[slot] = True
         self._in_slot[slot] = request
         request.slot = slot
+
+    def _reusable(self, slot: int, context: NDArray[np.int32]) -> int:
+        # The last token is computed even if it is cached: its logits are needed.
+        comparable = min(int(self._computed[slot]), len(context) - 1)
+        same = self.contexts[slot, :comparable] == context[:comparable]
+        return comparable if same.all() else int(same.argmin())
 
     def _chunks(self, slots: NDArray[np.int64], needed: NDArray[np.int64]) -> NDArray[np.int64]:
         """Share out the prefill budget, first come, first served."""

@@ -1,9 +1,13 @@
 """An inference engine in another process, behind `InferenceEngine`."""
 
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from infra.rpc import RpcClient
-from tasks.rollout.engines.base import EngineStats, GenerateRequest, Generation
+from tasks.rollout.engines.base import EngineStats, GenerateRequest, Generation, HeldKv
 from tasks.trajectory import StopReason
 
 
@@ -22,6 +26,8 @@ class RemoteEngine:
                 "max_new_tokens": request.max_new_tokens,
                 "temperature": request.temperature,
                 "seed": request.seed,
+                "sampled_before": request.sampled_before,
+                "kv": asdict(request.kv) if request.kv is not None else None,
             },
         )
         return Generation(
@@ -30,6 +36,18 @@ class RemoteEngine:
             versions=np.frombuffer(answer["versions"], "<i4"),
             stop=StopReason(answer["stop"]),
         )
+
+    async def prefill(self, session: str, tokens: NDArray[np.int32]) -> HeldKv:
+        answer = await self._client.call(
+            "prefill", {"session": session, "tokens": tokens.astype("<i4").tobytes()}
+        )
+        return HeldKv(**answer)
+
+    async def export_kv(self, key: str, start: int, count: int) -> dict[str, Any]:
+        block: dict[str, Any] = await self._client.call(
+            "export_kv", {"key": key, "start": start, "count": count}
+        )
+        return block
 
     async def abort(self, sessions: list[str], reason: StopReason) -> None:
         await self._client.call("abort", {"sessions": sessions, "reason": reason.value})

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasks.rollout.engines.attention import KvCache, Rows, arrange, attend
+from tasks.rollout.engines.kv_blocks import KvShape
 
 _ONEDNN_ROWS = 4  # below, the plain product is faster than the call of a packed one
 _PACKED_LINEAR = (
@@ -169,6 +170,7 @@ class Decoder:
         self.shape = shape = DecoderShape.from_config(config)
         self.dtype = dtype
         self.cache = KvCache(shape.layers, slots, shape.kv_heads, max_context, shape.head_dim, dtype)
+        self.kv_shape = KvShape(shape.layers, shape.kv_heads, shape.head_dim, dtype)
         self._rotations = _rotations(config, max_context)
         self.weights = self.prepare(weights)
 

@@ -26,10 +26,10 @@ class SlotSampling:
         self._temperature = np.ones(slots, np.float32)
         self._draws = np.zeros((slots, max_context))
 
-    def begin(self, slot: int, seed: int, temperature: float, count: int) -> None:
-        """A request that samples up to `count` tokens takes the slot."""
+    def begin(self, slot: int, seed: int, temperature: float, count: int, *, first: int = 0) -> None:
+        """A request that samples up to `count` tokens, by draws from `first` on of its seed, has the slot."""
         self._temperature[slot] = temperature
-        self._draws[slot, :count] = draws(seed, count)
+        self._draws[slot, :count] = draws(seed, first + count)[first:]
 
     def sample(
         self, logits: Tensor, slots: NDArray[np.int64], indices: NDArray[np.int64]

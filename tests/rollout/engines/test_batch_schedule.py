@@ -34,6 +34,7 @@ class TransparentModel:
         self.kv = np.zeros((slots, CONTEXT), np.int64)
         self.owner: list[str | None] = [None] * slots
         self.fresh: set[int] = set()  # slots whose request has not computed anything yet
+        self.offered: dict[Request, int] = {}  # version of the KV that came with a request
         self.version = 0
         self.computed = 0
 
@@ -43,6 +44,9 @@ class TransparentModel:
             if self.owner[request.slot] != request.session:
                 self.owner[request.slot] = request.session
                 self.kv[request.slot] = 0
+            for position in request.imported:
+                context = request.tokens[: position + 1]
+                self.kv[request.slot, position] = fingerprint(context, self.offered[request])
         tokens = []
         rows = zip(iteration.slots, iteration.starts, iteration.counts, iteration.sampled, strict=True)
         assert len(set(iteration.slots.tolist())) == len(iteration.slots)
@@ -85,6 +89,10 @@ def make_schedule(
 
 def make_request(session: str, tokens: list[int], max_new_tokens: int = 3) -> Request:
     return Request(session, np.array(tokens, np.int32), max_new_tokens, temperature=1.0, seed=0)
+
+
+def make_prefill(session: str, tokens: list[int]) -> Request:
+    return Request(session, np.array(tokens, np.int32), 0, temperature=0.0, seed=0, samples=False)
 
 
 def run(schedule: BatchSchedule, model: TransparentModel, limit: int = 200) -> list[Finished]:
@@ -241,6 +249,81 @@ def test_an_aborted_request_returns_what_it_has_and_its_session_stays() -> None:
     assert model.computed - before == 1
 
 
+def test_a_prefill_computes_its_context_samples_nothing_and_stays_for_the_next_one() -> None:
+    schedule, model = make_schedule(max_batch_tokens=3), TransparentModel(4)
+    schedule.submit(make_prefill("a", [1, 2, 3, 4]))
+    (end,) = run(schedule, model)
+    assert (end.tokens.tolist(), end.stop) == ([], StopReason.LENGTH)
+    assert schedule.computed("a") == (0, 4)
+    schedule.submit(make_prefill("a", [1, 2, 3, 4, 5, 6]))
+    run(schedule, model)
+    assert (model.computed, schedule.counters.prefill_tokens) == (4 + 2, 4 + 2)
+    assert (schedule.counters.cached_tokens, schedule.counters.decode_tokens) == (4, 0)
+    assert schedule.computed("a") == (0, 6)
+    assert schedule.computed("unknown") == (-1, 0)
+
+
+def test_kv_that_comes_with_a_request_is_not_computed_again() -> None:
+    schedule, model = make_schedule(), TransparentModel(4)
+    request = make_request("a", [1, 2, 3, 4, 5], 3)
+    request.offered, model.offered[request] = range(5), 0
+    schedule.submit(request)
+    (end,) = run(schedule, model)
+    assert end.tokens.tolist() == expected([1, 2, 3, 4, 5], 3)
+    assert request.imported == range(4)  # the last token is computed, for its logits
+    assert (schedule.counters.imported_tokens, schedule.counters.prefill_tokens) == (4, 1)
+    context = [1, 2, 3, 4, 5, *end.tokens.tolist(), 6, 6, 6, 6]
+    assert schedule.cached("a", np.array(context, np.int32)) == 7
+    following = make_request("a", context, 1)
+    following.offered, model.offered[following] = range(5, 10), 0
+    schedule.submit(following)
+    (end,) = run(schedule, model)
+    assert end.tokens.tolist() == expected(context, 1)
+    assert following.imported == range(7, 10)
+    assert schedule.counters.prefill_tokens == 1 + 2
+
+
+def test_kv_with_a_gap_before_it_is_of_no_use() -> None:
+    schedule, model = make_schedule(), TransparentModel(4)
+    request = make_request("a", [1, 2, 3, 4, 5], 1)
+    request.offered, model.offered[request] = range(2, 4), 0
+    schedule.submit(request)
+    (end,) = run(schedule, model)
+    assert end.tokens.tolist() == expected([1, 2, 3, 4, 5], 1)
+    assert (len(request.imported), schedule.counters.prefill_tokens) == (0, 5)
+
+
+def test_an_update_voids_kv_that_waits_with_its_request() -> None:
+    schedule, model = make_schedule(), TransparentModel(4)
+    request = make_request("a", [1, 2, 3, 4, 5], 1)
+    request.offered, model.offered[request] = range(4), 0
+    schedule.submit(request)
+    schedule.suspend()
+    schedule.invalidate()
+    model.version = 1
+    schedule.resume()
+    (end,) = run(schedule, model)
+    assert end.tokens.tolist() == expected([1, 2, 3, 4, 5], 1, version=1)
+    assert len(request.imported) == 0
+
+
+def test_what_a_running_request_has_sampled_can_be_asked_in_parts() -> None:
+    schedule, model = make_schedule(), TransparentModel(4)
+    schedule.submit(make_request("a", [1, 2, 3, 4], 5))
+    assert len(schedule.sampled_since("a", 0).tokens) == 0
+    for _ in range(3):
+        model.step(schedule)
+    tokens = expected([1, 2, 3, 4], 3)
+    assert schedule.sampled_since("a", 0).tokens.tolist() == tokens
+    rest = schedule.sampled_since("a", 1)
+    assert rest.tokens.tolist() == tokens[1:]
+    assert rest.logprobs.tolist() == [-token for token in tokens[1:]]
+    assert rest.versions.tolist() == [0, 0]
+    run(schedule, model)
+    assert len(schedule.sampled_since("a", 0).tokens) == 0  # it has ended
+    assert len(schedule.sampled_since("unknown", 0).tokens) == 0
+
+
 def test_what_does_not_fit_is_refused() -> None:
     schedule = make_schedule()
     for request in (
@@ -248,6 +331,8 @@ def test_what_does_not_fit_is_refused() -> None:
         make_request("a", [1], 0),
         make_request("a", [1] * CONTEXT, 1),
         make_request("a", [1] * 4, CONTEXT - 3),
+        make_prefill("a", []),
+        make_prefill("a", [1] * (CONTEXT + 1)),
     ):
         with pytest.raises(ValueError, match=r"fit|at least 1"):
             schedule.submit(request)
@@ -260,10 +345,19 @@ def test_what_does_not_fit_is_refused() -> None:
         make_schedule(slots=2, max_running=3)
 
 
-def turns() -> st.SearchStrategy[tuple[str, int, list[int], int]]:
-    """Session, tokens dropped from the end of its history, tokens added, tokens to sample."""
+Turn = tuple[str, int, list[int], int, range]
+
+
+def turns() -> st.SearchStrategy[Turn]:
+    """Session, tokens dropped from the end of its history, tokens added, tokens to sample (0: a prefill), and
+    tokens whose KV comes with the request."""
     extra = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=5)
-    return st.tuples(st.sampled_from("abcde"), st.sampled_from([0, 0, 1, 2, 4]), extra, st.integers(1, 5))
+    offered = st.one_of(
+        st.just(range(0)),
+        st.builds(range, st.sampled_from([0, 0, 0, 1, 2, 3, 5]), st.integers(0, CONTEXT)),
+    )
+    dropped = st.sampled_from([0, 0, 1, 2, 4])
+    return st.tuples(st.sampled_from("abcde"), dropped, extra, st.integers(0, 5), offered)
 
 
 class Schedules(RuleBasedStateMachine):
@@ -283,13 +377,15 @@ class Schedules(RuleBasedStateMachine):
         )  # aborted before its first row: the model cannot tell what was forgotten
 
     @rule(turns=st.lists(turns(), min_size=1, max_size=5), steps=st.integers(0, 12))
-    def submit(self, turns: list[tuple[str, int, list[int], int]], steps: int) -> None:
-        for session, dropped, extra, count in turns:
+    def submit(self, turns: list[Turn], steps: int) -> None:
+        for session, dropped, extra, count, offered in turns:
             if self.schedule.is_busy(session):
                 continue
             history = self.history.get(session, [])
             tokens = (history[: len(history) - dropped] + extra)[-(CONTEXT - count) :]
-            request = make_request(session, tokens, count)
+            request = make_request(session, tokens, count) if count else make_prefill(session, tokens)
+            request.offered = range(offered.start, min(offered.stop, len(tokens)))
+            self.model.offered[request] = self.model.version
             self.schedule.submit(request)
             self.open[request] = None
         self.steps(steps)

@@ -70,6 +70,17 @@ def test_draws_depend_on_seed_and_index_alone() -> None:
         assert token[0] == together[row]
 
 
+def test_a_continued_turn_goes_on_with_the_draws_of_the_interrupted_one() -> None:
+    logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(0))
+    whole, rest = SlotSampling(1, 16), SlotSampling(1, 16)
+    whole.begin(0, 5, 1.0, 16)
+    rest.begin(0, 5, 1.0, 10, first=6)
+    for index in range(10):
+        expected, _ = whole.sample(logits, np.array([0]), np.array([6 + index]))
+        found, _ = rest.sample(logits, np.array([0]), np.array([index]))
+        assert found[0] == expected[0]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_broken_logits_are_an_error(temperature: float, value: float) -> None:

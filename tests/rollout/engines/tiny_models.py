@@ -45,7 +45,7 @@ def make_engine(
     version: int = 0,
     stop_tokens: Iterable[int] = (),
     load: Callable[[int], Iterable[tuple[str, Any]]] = load_version,
-    **settings: int,
+    **settings: float,
 ) -> TorchEngine:
     return TorchEngine(
         CONFIG,

@@ -8,7 +8,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from infra.rpc import RpcError
-from tasks.rollout.engines.vllm.door import PROGRESS
+from tasks.rollout.engines.vllm.door import PROGRESS, SAMPLED
 
 _ID_PREFIX = "generate-tokens-"  # vLLM puts it before the id that a request names
 
@@ -36,10 +36,9 @@ class VllmClient:
             return False
 
     async def generate(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The first choice of `/inference/v1/generate`. Cancelling aborts the request."""
-        answer = await self._post("/inference/v1/generate", request)
-        choice: dict[str, Any] = answer["choices"][0]
-        return choice
+        """What `/inference/v1/generate` answers. Cancelling aborts the request."""
+        answer: dict[str, Any] = await self._post("/inference/v1/generate", request)
+        return answer
 
     async def abort(self, request_ids: list[str]) -> None:
         """End requests, which answer with what they have. One that has not arrived yet is not ended."""
@@ -72,6 +71,11 @@ class VllmClient:
         """Tokens sampled so far by each request in flight, by its id."""
         answer = await self._request("GET", PROGRESS)
         return {name.removeprefix(_ID_PREFIX): count for name, count in json.loads(answer).items()}
+
+    async def sampled(self, since: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+        """What requests in flight have sampled from a token on, by their ids; see `door.SAMPLED`."""
+        answer = await self._post(SAMPLED, {_ID_PREFIX + name: start for name, start in since.items()})
+        return {name.removeprefix(_ID_PREFIX): sampled for name, sampled in answer.items()}
 
     async def metrics(self) -> dict[str, float]:
         """vLLM's Prometheus samples by name, summed over labels."""

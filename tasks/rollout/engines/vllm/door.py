@@ -9,12 +9,15 @@ import secrets
 from typing import Any
 
 PROGRESS = "/tutti/progress"
+SAMPLED = "/tutti/sampled"
 
 
 class Door:
     """Refuses every HTTP request and WebSocket without `Authorization: Bearer TOKEN`.
 
-    GET /tutti/progress answers with the tokens sampled so far by each request in flight, by request id.
+    GET /tutti/progress answers with the count of tokens sampled so far by each request in flight, by request
+    id. POST /tutti/sampled {id: start} answers with what requests have sampled from token `start` on: {id:
+    {"tokens", "logprobs", "weight_versions": [[version, first token], ...] of the whole request}}.
     """
 
     token: str  # set before vLLM makes the instance, which it does without arguments of ours
@@ -29,6 +32,9 @@ class Door:
             await _refuse(scope["type"], send)
         elif scope["type"] == "http" and scope["path"] == PROGRESS:
             await _answer(send, 200, _progress(scope["app"].state.engine_client))
+        elif scope["type"] == "http" and scope["path"] == SAMPLED:
+            since = json.loads(await _body(receive))
+            await _answer(send, 200, _sampled(scope["app"].state.engine_client, since))
         else:
             await self._app(scope, receive, send)
 
@@ -39,6 +45,31 @@ class Door:
 def _progress(engine_client: Any) -> dict[str, int]:
     states = engine_client.output_processor.request_states.values()
     return {state.external_req_id: state.detokenizer.num_output_tokens() for state in states}
+
+
+def _sampled(engine_client: Any, since: dict[str, int]) -> dict[str, Any]:
+    found = {}
+    for state in engine_client.output_processor.request_states.values():
+        start = since.get(state.external_req_id)
+        if start is None:
+            continue
+        tokens = state.detokenizer.token_ids
+        logprobs = state.logprobs_processor.logprobs
+        found[state.external_req_id] = {
+            "tokens": list(tokens[start:]),
+            "logprobs": [logprobs[index][tokens[index]].logprob for index in range(start, len(tokens))],
+            "weight_versions": state.weight_version_starts,
+        }
+    return found
+
+
+async def _body(receive: Any) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
 
 
 async def _refuse(kind: str, send: Any) -> None:

@@ -9,19 +9,28 @@ import itertools
 import json
 import logging
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from infra.clock import now
 from infra.rpc import RpcError
 from tasks.rollout.config import VllmEngineConfig
-from tasks.rollout.engines.base import EngineStats, GenerateRequest, Generation
+from tasks.rollout.engines.base import EngineStats, GenerateRequest, Generation, HeldKv
+from tasks.rollout.engines.batch_schedule import Sampled
+from tasks.rollout.engines.kv_imports import ImportAborted
+from tasks.rollout.engines.request_check import require_valid, session_busy
 from tasks.rollout.engines.vllm.client import VllmClient
+from tasks.rollout.engines.vllm.kv_folders import remove
+from tasks.rollout.engines.vllm.kv_handover import KvHandover
 from tasks.rollout.engines.vllm.process import VllmProcess
 from tasks.rollout.engines.vllm.settings import VllmServerSettings
-from tasks.rollout.engines.vllm.wire import generation, token_request
+from tasks.rollout.engines.vllm.wire import generation, sampled_so_far, token_request
+from tasks.rollout.routing import WorkerRole
 from tasks.trajectory import StopReason
 
 logger = logging.getLogger(__name__)
@@ -75,12 +84,16 @@ class VllmEngine:
         weights_url: str,
         weights_options: dict[str, Any],
         version: int | None = None,
+        role: WorkerRole = "both",
     ):
         """`model` is a directory in Hugging Face format with `vocabulary` token ids.
 
         `version` is a published one to serve, or None for the directory's weights as version 0.
         """
         settings.require_available()
+        self._role = role
+        self._kv = KvHandover(settings, shares=role != "both")
+        self._prefills = 0
         self._settings = settings
         self._model = model
         self._max_context = max_context
@@ -109,6 +122,7 @@ class VllmEngine:
         interpreter = self._settings.interpreter
         assert interpreter is not None
         try:
+            self._kv.start()
             async with asyncio.timeout(self._settings.start_limit_s):
                 self._process = await VllmProcess.start(
                     VllmServerSettings(
@@ -116,6 +130,7 @@ class VllmEngine:
                         max_context=self._max_context,
                         engine=self._settings,
                         token=self._token,
+                        role=self._role,
                     ),
                     interpreter,
                 )
@@ -131,10 +146,12 @@ class VllmEngine:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._kv.stop()
         if self._client is not None:
             await self._client.close()
         if self._process is not None:
             await self._process.stop()
+        self._kv.remove_files()
 
     @property
     def address(self) -> tuple[str, str]:
@@ -150,21 +167,38 @@ class VllmEngine:
     async def generate(self, request: GenerateRequest) -> Generation:
         """Samples fewer than `max_new_tokens` where the context ends first; the stop is then LENGTH."""
         room = self._check(request)
-        turn = _Turn(f"turn-{next(self._ids)}", len(request.tokens))
-        self._turns[request.session] = turn
-        self._sessions.add(request.session)
-        self._count_busy()
         try:
-            choice = await self._server.generate(
-                token_request(turn.id, request, min(request.max_new_tokens, room), self._stop_tokens)
-            )
+            fetched = await self._kv.fetch(request, self._settled_version)
+        except ImportAborted as aborted:
+            return Generation.of_nothing(aborted.reason)
+        try:
+            count = min(request.max_new_tokens, room)
+            answer, turn = await self._run_turn(request, count, fetched.parameters if fetched else None)
         finally:
-            del self._turns[request.session]
-            self._count_busy()
-        return generation(choice, turn.ended_by)
+            if fetched is not None:
+                remove(fetched.folder)
+        return generation(answer["choices"][0], turn.ended_by)
+
+    async def prefill(self, session: str, tokens: NDArray[np.int32]) -> HeldKv:
+        """Holds the KV of whole cache blocks only."""
+        request = GenerateRequest(session, tokens, max_new_tokens=1, temperature=0, seed=0)
+        self._check(request)
+        with self._kv.room_to_save() as folder:
+            answer, turn = await self._run_turn(request, 1, {"save": str(folder)})
+            self._prefills += 1
+            done = generation(answer["choices"][0], turn.ended_by)
+            if not len(done.tokens):
+                raise RpcError("prefill_aborted", done.stop.value)
+            saved = int(answer["kv_transfer_params"]["saved"])
+            return await self._kv.hold(session, folder, tokens[:saved], int(done.versions[0]))
+
+    async def export_kv(self, key: str, start: int, count: int) -> dict[str, Any]:
+        """`start` and `count` are of bytes."""
+        return await asyncio.to_thread(self._kv.export, key, start, count)
 
     async def abort(self, sessions: list[str], reason: StopReason) -> None:
         """Returns once their requests have ended."""
+        self._kv.abort(sessions, reason)
         turns = [self._turns[session] for session in sessions if session in self._turns]
         for turn in turns:
             turn.ended_by = reason
@@ -177,6 +211,7 @@ class VllmEngine:
         """A request that the session still has ends as cancelled."""
         await self.abort([session], StopReason.CANCELLED)
         self._sessions.discard(session)
+        self._kv.forget(session)
 
     async def suspend(self) -> None:
         await self._server.pause()
@@ -222,26 +257,57 @@ class VllmEngine:
             self._frozen = []
         return self._recomputed_tokens - self._recomputed_before
 
+    async def check(self) -> None:
+        await self._server.healthy()
+
+    async def progress(self, since: Mapping[str, int]) -> dict[str, Sampled]:
+        turns = {name: self._turns[name].id for name in since if name in self._turns}
+        found = await self._server.sampled({turns[name]: since[name] for name in turns}) if turns else {}
+        sampled = {
+            name: sampled_so_far(found[turn], since[name]) for name, turn in turns.items() if turn in found
+        }
+        return {name: each for name, each in sampled.items() if each is not None}
+
     async def stats(self) -> EngineStats:
         metrics = await self._server.metrics()
         in_flight = len(self._turns)
         # vLLM updates its gauges when it steps, so they stand still while it is paused.
         running = min(in_flight, int(metrics["vllm:num_requests_running"]))
+        imported = int(metrics.get("vllm:external_prefix_cache_hits_total", 0))
         cached = int(metrics["vllm:prompt_tokens_cached_total"])
         self._count_busy()
         return EngineStats(
             version=self._version,
             running=running,
-            waiting=in_flight - running,
+            waiting=in_flight - running + self._kv.fetching,
             sessions=len(self._sessions),
             suspended=self._suspended,
             prefill_tokens=int(metrics["vllm:prompt_tokens_total"]) - cached + self._recomputed_tokens,
             recomputed_tokens=self._recomputed_tokens,
-            decode_tokens=int(metrics["vllm:generation_tokens_total"]),
-            cached_tokens=cached,
+            decode_tokens=max(0, int(metrics["vllm:generation_tokens_total"]) - self._prefills),
+            cached_tokens=cached - imported,
             steps=int(metrics["vllm:iteration_tokens_total_count"]),
             busy_seconds=self._busy_seconds,
+            kv_exported_tokens=self._kv.exported_tokens,
+            kv_imported_tokens=imported,
         )
+
+    async def _run_turn(
+        self, request: GenerateRequest, count: int, kv: dict[str, Any] | None
+    ) -> tuple[dict[str, Any], _Turn]:
+        turn = _Turn(f"turn-{next(self._ids)}", len(request.tokens))
+        self._turns[request.session] = turn
+        self._sessions.add(request.session)
+        self._count_busy()
+        try:
+            asked = token_request(turn.id, request, count, self._stop_tokens)
+            return await self._server.generate({**asked, "kv_transfer_params": kv} if kv else asked), turn
+        finally:
+            del self._turns[request.session]
+            self._count_busy()
+
+    def _settled_version(self) -> int | None:
+        return None if self._changing_weights.locked() else self._version
 
     @property
     def _server(self) -> VllmClient:
@@ -268,6 +334,7 @@ class VllmEngine:
             await self._server.on_workers("tutti_drop_weights")
             raise RpcError("weights_rejected", rejected[0])
         try:
+            self._kv.clear()
             await self._server.on_workers("tutti_swap_weights")
             await self._server.reset_kv()
             await self._server.set_version(version)
@@ -289,22 +356,7 @@ class VllmEngine:
         self._busy_since = moment if self._turns and not self._suspended else None
 
     def _check(self, request: GenerateRequest) -> int:
-        tokens = request.tokens
-        if not len(tokens) or request.max_new_tokens < 1 or not request.temperature >= 0:
-            raise RpcError(
-                "invalid_request",
-                f"{len(tokens)} tokens, max_new_tokens {request.max_new_tokens}, temperature "
-                f"{request.temperature}: there must be a token, a token to sample, no negative temperature",
-            )
-        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
-            raise RpcError("invalid_request", f"a token id is outside the vocabulary of {self._vocabulary}")
-        room = self._max_context - len(tokens)
-        if room < 1:
-            raise RpcError(
-                "context_overflow",
-                f"{len(tokens)} tokens leave no room in a context of {self._max_context}: lower the "
-                "domain's max_tokens, or raise the model's context",
-            )
-        if request.session in self._turns:
-            raise RpcError("session_busy", f"session {request.session!r} has a request already")
+        room = require_valid(request, self._vocabulary, self._max_context)
+        if request.session in self._turns or self._kv.is_fetching(request.session):
+            raise session_busy(request.session)
         return room

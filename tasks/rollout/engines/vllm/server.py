@@ -16,6 +16,7 @@ import sys
 import threading
 from typing import Any
 
+from infra.processes import wake_with_parent
 from tasks.rollout.engines.vllm.door import Door
 from tasks.rollout.engines.vllm.settings import VllmServerSettings, arguments
 
@@ -23,6 +24,7 @@ _GRACE_S = 4.0
 
 
 def main() -> None:
+    wake_with_parent()
     settings = VllmServerSettings.model_validate_json(sys.stdin.buffer.readline())
     announcements = os.dup(1)
     os.dup2(2, 1)

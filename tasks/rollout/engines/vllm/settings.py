@@ -3,12 +3,14 @@
 Imported in both environments: it needs pydantic only.
 """
 
+import json
 from pathlib import Path
 
 from pydantic import PositiveInt
 
 from infra.config import Config
 from tasks.rollout.config import VllmEngineConfig
+from tasks.rollout.routing import WorkerRole
 
 MODEL_NAME = "policy"
 _PACKAGE = "tasks.rollout.engines.vllm"
@@ -23,6 +25,8 @@ class VllmServerSettings(Config):
     engine: VllmEngineConfig
     token: str
     """What every request must present as its bearer token."""
+    role: WorkerRole = "both"
+    """Whether it hands KV over, and which way."""
 
 
 def arguments(settings: VllmServerSettings, *, cpu: bool) -> list[str]:
@@ -59,6 +63,15 @@ def arguments(settings: VllmServerSettings, *, cpu: bool) -> list[str]:
     elif cpu:
         options["distributed-executor-backend"] = f"{_PACKAGE}.patient.PatientExecutor"
         options["worker-extension-cls"] = f"{_PACKAGE}.patient.PatientPublishedWeights"
+    if settings.role != "both":
+        options["kv-transfer-config"] = json.dumps(
+            {
+                "kv_connector": "FolderConnector",
+                "kv_connector_module_path": f"{_PACKAGE}.kv_connector",
+                "kv_role": "kv_producer" if settings.role == "prefill" else "kv_consumer",
+                "kv_load_failure_policy": "recompute",
+            }
+        )
     if engine.kv_cache_gib is not None:
         options["kv-cache-memory-bytes"] = int(engine.kv_cache_gib * 2**30)
     elif not cpu:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -102,6 +103,41 @@ async def stands_still(engine: RemoteEngine) -> bool:
 
 def versions(generation: Generation) -> set[int]:
     return set(generation.versions.tolist())
+
+
+async def test_a_running_turn_is_reported_as_it_is_answered(
+    service: ServiceProcess, engine: RemoteEngine
+) -> None:
+    await serve(engine, OLD)
+    reported: list[dict[str, Any]] = []
+    changed = asyncio.Event()
+
+    def on_notice(name: str, payload: dict[str, Any]) -> None:
+        if name == "sampled":
+            reported.append(payload)
+            changed.set()
+
+    client = await RpcClient(service.url, token="a secret of the test").connect(on_notice=on_notice)
+    asker = RemoteEngine(client)
+    running = asyncio.create_task(asker.generate(request("told", prompt(1, 20), LONG, temperature=0.0)))
+    async with asyncio.timeout(60):
+        while len(reported) < 2:
+            await changed.wait()
+            changed.clear()
+    await engine.abort(["told"], StopReason.CANCELLED)
+    answer = await running
+    for field, kind, whole in (
+        ("tokens", "<i4", answer.tokens),
+        ("logprobs", "<f4", answer.logprobs),
+        ("versions", "<i4", answer.versions),
+    ):
+        found = np.concatenate([np.frombuffer(payload[field], kind) for payload in reported])
+        assert 0 < len(found) <= len(whole)
+        assert found.tolist() == whole[: len(found)].tolist()
+    starts = np.cumsum([0, *(len(payload["tokens"]) // 4 for payload in reported)])
+    assert [payload["start"] for payload in reported] == starts[:-1].tolist()
+    client.drop()
+    await client.close()
 
 
 async def test_logprobs_are_those_of_the_distribution_sampled_from(engine: RemoteEngine) -> None:

@@ -1,3 +1,5 @@
+import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -6,11 +8,14 @@ from pydantic import ValidationError
 
 from tasks.rollout.config import EngineUnavailable, RolloutConfig, TorchEngineConfig, VllmEngineConfig
 from tasks.rollout.engines.vllm.settings import VllmServerSettings, arguments
+from tasks.rollout.routing import WorkerRole
 
 
-def words(cpu: bool, **engine: Any) -> list[str]:
+def words(cpu: bool, role: WorkerRole = "both", **engine: Any) -> list[str]:
     config = VllmEngineConfig(kind="vllm", **engine)
-    settings = VllmServerSettings(model=Path("/a model"), max_context=4096, engine=config, token="secret")
+    settings = VllmServerSettings(
+        model=Path("/a model"), max_context=4096, engine=config, token="secret", role=role
+    )
     return arguments(settings, cpu=cpu)
 
 
@@ -54,6 +59,20 @@ def test_kv_memory_is_given_in_bytes_and_replaces_the_share() -> None:
     found = words(False, kv_cache_gib=1.5)
     assert value(found, "--kv-cache-memory-bytes") == str(3 * 2**29)
     assert "--gpu-memory-utilization" not in found
+
+
+def test_a_worker_hands_kv_over_only_in_a_role() -> None:
+    assert "--kv-transfer-config" not in words(True)
+    roles: dict[WorkerRole, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
+    for cpu in (True, False):
+        for role, named in roles.items():
+            found = json.loads(value(words(cpu, role=role), "--kv-transfer-config"))
+            assert found["kv_role"] == named
+            module = importlib.util.find_spec(found["kv_connector_module_path"])
+            assert module is not None
+            assert module.origin is not None
+            assert f"class {found['kv_connector']}(" in Path(module.origin).read_text()
+            assert found["kv_load_failure_policy"] == "recompute"
 
 
 def test_further_options_are_passed_on() -> None:

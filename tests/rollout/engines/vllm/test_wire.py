@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from infra.rpc import RpcError
-from tasks.rollout.engines.vllm.wire import generation
+from tasks.rollout.engines.base import GenerateRequest
+from tasks.rollout.engines.vllm.wire import generation, token_request
 from tasks.trajectory import StopReason
 
 
@@ -57,3 +59,17 @@ def test_a_turn_aborted_before_its_first_token_is_empty() -> None:
 def test_a_token_without_stamp_or_log_probability_is_an_error(changes: dict[str, Any]) -> None:
     with pytest.raises(RpcError, match="engine_failed"):
         generation(choice(**changes), StopReason.CANCELLED)
+
+
+def seed(seed: int, sampled_before: int) -> int:
+    request = GenerateRequest("s", np.array([5], np.int32), 4, 1.0, seed, sampled_before)
+    found: int = token_request("id", request, 4, [2])["sampling_params"]["seed"]
+    return found
+
+
+def test_a_continued_turn_draws_by_a_seed_of_its_own() -> None:
+    assert seed(7, 0) == 7
+    continued = {seed(base, before) for base in (7, 8) for before in (1, 2, 3)}
+    assert len(continued) == 6
+    assert all(0 <= each < 2**63 for each in continued)
+    assert seed(7, 2) == seed(7, 2)
