@@ -12,7 +12,8 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""`role` and `content`; of an agent's calls also `tool_calls`, `tool_call_id` and `name`."""
 
 _USER = {"role": "user", "content": "A"}
 _ASSISTANT = {"role": "assistant", "content": "B"}
@@ -43,11 +44,17 @@ class ChatTemplate:
         self.response_start: str = asked[_common(asked, self.text([_USER, _ASSISTANT])) :]
         """What asking for a response writes of the response itself, such as an opening `<think>`."""
 
-    def text(self, messages: Sequence[Message], ask: bool = False) -> str:
+    def text(
+        self, messages: Sequence[Message], ask: bool = False, tools: Sequence[dict[str, Any]] | None = None
+    ) -> str:
         """The conversation; with `ask`, followed by what asks for a response. Raises `TemplateError`."""
         try:
             text: str = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=ask, **self._options
+                list(messages),
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=ask,
+                **self._options,
             )
         except JinjaError as error:
             roles = " ".join(message["role"] for message in messages)

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,9 @@ class Episode:
     error: str  # why it failed, if it did
 
 
+Judgement = TypeVar("Judgement")
+
+
 class AbortSwitch:
     """Lets the control plane end an episode from outside while it runs in a task of its own.
 
@@ -70,7 +73,8 @@ class AbortSwitch:
         self.reason: StopReason | None = None
         self._grace_s = grace_s
         self._task: asyncio.Task[Any] | None = None
-        self._generating = False
+        self.generating = False
+        """Whether a generation is under way, which an abort lets come back with what it has."""
         self._over = False
 
     def abort(self, reason: StopReason) -> None:
@@ -80,22 +84,41 @@ class AbortSwitch:
         self.reason = reason
         if self._task is None:
             return
-        if self._generating:
+        if self.generating:
             asyncio.get_running_loop().call_later(self._grace_s, self._interrupt)
         else:
             self._task.cancel()
 
     def _interrupt(self) -> None:
-        if self._generating and self._task is not None:
+        if self.generating and self._task is not None:
             self._task.cancel()
 
-    def _begin(self) -> None:
-        self._task = asyncio.current_task()
+    async def ends(self, work: Awaitable[Judgement]) -> Judgement | None:
+        """Wait for what follows the episode; None when an abort came before it was done.
 
-    def _end(self) -> None:
+        To be awaited in a task of its own, like the episode.
+        """
+        if self.reason is not None:
+            return await work
+        self.begin()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not self.interrupted():
+                raise
+            return None
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        """The present task is what an abort ends from now on."""
+        self._task, self._over = asyncio.current_task(), False
+
+    def end(self) -> None:
+        """An abort changes nothing any more."""
         self._over = True
 
-    def _interrupted(self) -> bool:
+    def interrupted(self) -> bool:
         """Whether the cancellation now being handled is this switch's own."""
         if self.reason is None or self._task is None:
             return False
@@ -162,7 +185,7 @@ async def run_episode(
     """
     run = _Run(spec, domain, environment, generate, renderer, context_limit)
     switch = switch or AbortSwitch()
-    switch._begin()
+    switch.begin()
     stop = switch.reason
     try:
         if stop is None and admitted is not None:
@@ -170,7 +193,7 @@ async def run_episode(
         if stop is None:
             stop = await run.to_the_end(switch)
     except asyncio.CancelledError:
-        if not switch._interrupted():
+        if not switch.interrupted():
             raise
         stop = switch.reason
     except EnvironmentTimeout as error:
@@ -178,7 +201,7 @@ async def run_episode(
     except EnvironmentFault as error:
         stop, run.error = StopReason.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
     finally:
-        switch._end()
+        switch.end()
         environment.close()
     assert stop is not None
     return run.episode(stop)
@@ -233,7 +256,7 @@ class _Run:
     async def _turn(self, budget: int, switch: AbortSwitch) -> StopReason | None:
         index = len(self._turns)
         asked = now()
-        switch._generating = True
+        switch.generating = True
         try:
             generation = await self._generate(self._arrays.context, budget, index)
         except RpcError as error:
@@ -245,8 +268,8 @@ class _Run:
             self.error = "no generation within rollout.generate_limit_s"
             return StopReason.GENERATION_ERROR
         finally:
-            switch._generating = False
-        self.error = _malformed(generation, budget)
+            switch.generating = False
+        self.error = malformed(generation, budget)
         if self.error:
             return StopReason.GENERATION_ERROR
         answered = now()
@@ -309,7 +332,7 @@ class _Run:
         )
 
 
-def _malformed(generation: Generation, budget: int) -> str:
+def malformed(generation: Generation, budget: int) -> str:
     """What is wrong with what an engine returned; empty when nothing is."""
     length = len(generation.tokens)
     if length != len(generation.logprobs) or length != len(generation.versions):

@@ -18,7 +18,7 @@ from typing import Any
 
 from infra.parent_channel import ParentChannel
 from tasks.environment.sources import make
-from tasks.environment.sources.base import Environment, StepResult
+from tasks.environment.sources.base import Environment, Interruptible, StepResult
 
 
 class _Seat:
@@ -27,6 +27,7 @@ class _Seat:
     def __init__(self, host: "_Host"):
         self._host = host
         self.inbox: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+        self.environment: Environment | None = None
         Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
@@ -40,7 +41,7 @@ class _Seat:
         environment_id, domain, seed = payload
         environment: Environment | None = None
         try:
-            environment = make(*host.domains[domain])
+            self.environment = environment = make(*host.domains[domain])
             host.channel.answer(call_id, environment.reset(seed))
             ended = False
             while not ended:
@@ -57,6 +58,7 @@ class _Seat:
         except BaseException as error:  # a SystemExit of the environment is its failure, not the host's
             host.channel.fail(call_id, error)
         host.seats.pop(environment_id, None)
+        self.environment = None
         if environment is not None:
             with contextlib.suppress(Exception):  # the episode is over, whatever its close says
                 environment.close()
@@ -97,6 +99,8 @@ class _Host:
                 continue
             found = self.seats.get(payload if op == "close" else payload[0])
             if found is not None:
+                if op == "close" and isinstance(found.environment, Interruptible):
+                    found.environment.interrupt()
                 found.inbox.put(message)
             elif call_id is not None:
                 self.channel.fail(call_id, LookupError("the episode of this environment is over"))

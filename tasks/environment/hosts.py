@@ -160,11 +160,14 @@ class HostedEnvironment:
             raise EnvironmentRaised(f"reset must return text, not {type(prompt).__name__}")
         return prompt
 
-    async def step(self, action: str, last: bool = False) -> StepResult:
-        """Take an action; `last` promises that no other follows. Raises an `EnvironmentFault`."""
+    async def step(self, action: str, last: bool = False, limit_s: float | None = None) -> StepResult:
+        """Take an action; `last` promises that no other follows. Raises an `EnvironmentFault`.
+
+        `limit_s` replaces the domain's `step_limit_s`.
+        """
         payload = [self._id, action, last]
         observation, reward, terminated, truncated, info = await self._ask(
-            "step", payload, self._config.step_limit_s, "step"
+            "step", payload, limit_s if limit_s is not None else self._config.step_limit_s, "step"
         )
         if last or terminated or truncated:
             self._leave()

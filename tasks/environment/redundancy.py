@@ -5,6 +5,11 @@ from dataclasses import dataclass, field
 from tasks.trajectory import InfraError, Reward, TrajectoryHeader
 
 
+def counts(header: TrajectoryHeader) -> bool:
+    """Whether a trajectory may be trained: it has a reward, and neither a fault nor an abort ended it."""
+    return isinstance(header.outcome, Reward) and not header.stop.is_aborted and not header.stop.is_failure
+
+
 @dataclass(slots=True)
 class GroupProgress:
     """The members of a group from launch to completion. `size` of `size + redundant` are wanted."""
@@ -37,7 +42,7 @@ class GroupProgress:
         if self.running.get(member) != header.key.attempt:
             return None
         del self.running[member]
-        if isinstance(header.outcome, Reward) and not header.stop.is_aborted and not header.stop.is_failure:
+        if counts(header):
             self.done[member] = header
             return None
         retry = header.key.attempt + 1

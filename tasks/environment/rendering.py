@@ -111,6 +111,19 @@ class ChatRenderer:
         """The response as text, without special tokens."""
         return self._texts.get(response.tobytes(), lambda: self._decode(response, skip_special_tokens=True))
 
+    @property
+    def template(self) -> ChatTemplate:
+        """The template itself, for conversations that are more than prompts and observations."""
+        return self._template
+
+    def encode(self, text: str) -> Ids:
+        """Text, special tokens written out, as ids; nothing is added."""
+        return self._ids(text)
+
+    def raw(self, ids: Ids) -> str:
+        """Ids as text, special tokens written out."""
+        return self._raw(ids)
+
     def _initial(self, prompt: str, system: str | None) -> Ids:
         text = self._text([("user", prompt)], system)
         if system and system.strip() not in text:

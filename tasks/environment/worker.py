@@ -6,9 +6,10 @@ connection. Safe to run twice: a trajectory's name is deterministic and written 
 """
 
 import asyncio
+import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,17 @@ from numpy.typing import NDArray
 from blocks.sample_buffer import SampleBuffer
 from infra.clock import now
 from infra.object_store import ObjectStore
-from infra.rpc import RpcClient, RpcError
+from infra.rpc import ConnectionLost, RpcClient, RpcError
 from tasks.campaign import Campaign
 from tasks.environment.episode import AbortSwitch, Episode, run_episode, turn_seed
 from tasks.environment.headers import fault_header, header_of
 from tasks.environment.hosts import EnvironmentHosts
+from tasks.environment.openai.serving import AgentServing, external_token
 from tasks.environment.rendering import ChatRenderer
 from tasks.reward.dispatch import RewardWorkers
 from tasks.reward.functions import RewardInput
 from tasks.rollout.engines.base import Generation
+from tasks.train.modes import MODES
 from tasks.trajectory import (
     InfraError,
     MemberSpec,
@@ -46,6 +49,7 @@ logger = logging.getLogger(__name__)
 Announce = Callable[[dict[str, Any]], None]
 _FINISH_EVERY_S = 0.02
 _STORE_THREADS = 8
+_RECONNECT_S = 0.5
 
 
 async def run_members(worker_settings: dict[str, Any], members: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -74,6 +78,13 @@ async def close_worker() -> None:
     if _worker is not None:
         present, _worker = _worker, None
         await _close(present)
+
+
+async def reward_usage() -> dict[str, float] | None:
+    """What rewards have taken in this process so far (`RewardUsage`); None where its worker is not up."""
+    if _worker is None or not _worker.ready.done() or _worker.ready.exception() is not None:
+        return None
+    return _worker.ready.result().rewards.usage().to_json()
 
 
 class _Present:
@@ -138,6 +149,7 @@ class EnvironmentWorker:
         self._finished: list[str] = []
         self._finishing: set[asyncio.Task[None]] = set()
         self._connecting = asyncio.Lock()
+        self._agents: AgentServing | None = None
 
     @classmethod
     async def start(cls, settings: dict[str, Any]) -> "EnvironmentWorker":
@@ -173,17 +185,24 @@ class EnvironmentWorker:
                 _context_limit(model),
             )
             await worker._connected()
+            await worker._serve_agents()
         except BaseException:
             await hosts.close()
             await rewards.close()
             raise
         return worker
 
+    @property
+    def rewards(self) -> RewardWorkers:
+        return self._rewards
+
     async def close(self) -> None:
         """End the children and the connection, once the proxy has been told of what finished."""
         if self._finished:
             self._send_finished()
         await asyncio.gather(*self._finishing)
+        if self._agents is not None:
+            await self._agents.close()
         await asyncio.gather(self._hosts.close(), self._rewards.close())
         if self._proxy is not None:
             await self._proxy.close()
@@ -209,9 +228,10 @@ class EnvironmentWorker:
         try:
             # A task of its own, so that an abort ends the wait and the episode and nothing after them.
             episode = await asyncio.create_task(self._episode(spec, name, switch, take_place))
-            header = await self._judge_and_commit(spec, episode, name)
+            header = await asyncio.create_task(self._judge_and_commit(spec, episode, name, switch))
         except Exception as error:  # a fault that no stop reason foresees must not take the siblings along
-            logger.exception("trajectory %s failed", name)
+            # A store that is full or gone fails every member; the run's own error says so once.
+            logger.error("trajectory %s failed", name, exc_info=not isinstance(error, OSError))
             header = fault_header(spec, f"{type(error).__name__}: {error}")
         finally:
             if place_held:
@@ -226,29 +246,25 @@ class EnvironmentWorker:
     async def _episode(
         self, spec: MemberSpec, name: str, switch: AbortSwitch, take_place: Callable[[], Awaitable[None]]
     ) -> Episode:
-        limit_s = self._campaign.rollout.generate_limit_s
+        domain = self._campaign.domains[spec.domain]
+        agent = domain.agent
+        if agent is not None:
+            assert self._agents is not None
+
+            async def generate_in(session: str, *turn: Any) -> Generation:
+                return await self._generate(spec, session, *turn)
+
+            environment = self._hosts.environment(spec.domain)
+            return await self._agents.episode(
+                spec, domain, agent, name, environment, generate_in, switch, take_place
+            )
 
         async def generate(context: NDArray[np.int32], max_new_tokens: int, turn: int) -> Generation:
-            request = {
-                "trajectory": name,
-                "domain": spec.domain,
-                "tokens": context.tobytes(),
-                "max_new_tokens": max_new_tokens,
-                "temperature": spec.temperature,
-                "seed": turn_seed(spec.sampling_seed, turn),
-                "initiating_version": spec.initiating_version,
-            }
-            answer = await (await self._connected()).call("generate", request, limit_s)
-            return Generation(
-                tokens=np.frombuffer(answer["tokens"], np.int32),
-                logprobs=np.frombuffer(answer["logprobs"], np.float32),
-                versions=np.frombuffer(answer["versions"], np.int32),
-                stop=StopReason(answer["stop"]),
-            )
+            return await self._generate(spec, name, context, max_new_tokens, turn)
 
         return await run_episode(
             spec,
-            self._campaign.domains[spec.domain],
+            domain,
             self._hosts.environment(spec.domain),
             generate,
             self._renderer,
@@ -257,16 +273,75 @@ class EnvironmentWorker:
             admitted=take_place,
         )
 
-    async def _judge_and_commit(self, spec: MemberSpec, episode: Episode, name: str) -> TrajectoryHeader:
+    async def _generate(
+        self,
+        spec: MemberSpec,
+        session: str,
+        context: NDArray[np.int32],
+        max_new_tokens: int,
+        turn: int,
+    ) -> Generation:
+        request = {
+            "trajectory": session,
+            "domain": spec.domain,
+            "tokens": context.tobytes(),
+            "max_new_tokens": max_new_tokens,
+            "temperature": spec.temperature,
+            "seed": turn_seed(spec.sampling_seed, turn),
+            "initiating_version": spec.initiating_version,
+        }
+        answer = await self._ask_for_turn(request)
+        return Generation(
+            tokens=np.frombuffer(answer["tokens"], np.int32),
+            logprobs=np.frombuffer(answer["logprobs"], np.float32),
+            versions=np.frombuffer(answer["versions"], np.int32),
+            stop=StopReason(answer["stop"]),
+        )
+
+    async def _ask_for_turn(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Asked again while the proxy is started again: a turn's draws are the same the second time.
+
+        Raises `RpcError`; TimeoutError after `rollout.generate_limit_s`.
+        """
+        lost_at: float | None = None
+        async with asyncio.timeout(self._campaign.rollout.generate_limit_s):
+            while True:
+                try:
+                    client = await self._connected()
+                    lost_at = None
+                    answer: dict[str, Any] = await client.call("generate", request)
+                    return answer
+                except ConnectionLost:
+                    lost_at = lost_at or now()
+                    if now() - lost_at > self._campaign.rollout.proxy_limit_s:
+                        raise
+                await asyncio.sleep(_RECONNECT_S)
+
+    async def _judge_and_commit(
+        self, spec: MemberSpec, episode: Episode, name: str, switch: AbortSwitch
+    ) -> TrajectoryHeader:
         trajectory = episode.trajectory
         judged = now()
-        trajectory.outcome = await self._outcome(episode, name)
+        outcome = await switch.ends(self._outcome_in_turn(spec, episode, name))
+        if outcome is None and switch.reason is not None:
+            trajectory.stop, outcome = switch.reason, Skip(switch.reason.value)
+        assert outcome is not None
+        trajectory.outcome = outcome
         reward_seconds = now() - judged
         committed = None
         if spec.commit and not trajectory.stop.is_aborted and isinstance(trajectory.outcome, Reward):
             committed = str(spec.key)
             trajectory = await self._commit(committed, trajectory)
         return header_of(trajectory, episode, reward_seconds, committed)
+
+    async def _outcome_in_turn(self, spec: MemberSpec, episode: Episode, name: str) -> Outcome:
+        """In a mode of lockstep, rewards are scored once the episodes of the whole batch are over."""
+        stop = episode.trajectory.stop
+        lockstep = MODES[self._campaign.train.mode].lockstep
+        if lockstep and spec.commit and not stop.is_aborted and not stop.is_failure:
+            with contextlib.suppress(ConnectionLost):  # a proxy started anew knows of no rounds
+                await (await self._connected()).call("episode_over", {"trajectory": name})
+        return await self._outcome(episode, name)
 
     async def _outcome(self, episode: Episode, name: str) -> Outcome:
         trajectory = episode.trajectory
@@ -300,15 +375,21 @@ class EnvironmentWorker:
 
     def _finish(self, name: str) -> None:
         """Tell the proxy, together with others that end about now, that a trajectory is over."""
+        first = not self._finished
         self._finished.append(name)
-        if len(self._finished) == 1:
+        if self._agents is not None:
+            self._finished += self._agents.sessions_beside(name)
+            self._agents.forget(name)
+        if first:
             asyncio.get_running_loop().call_later(_FINISH_EVERY_S, self._send_finished)
 
     def _send_finished(self) -> None:
         names, self._finished = self._finished, []
-        if not names:
-            return
-        task = asyncio.get_running_loop().create_task(self._tell_finished(names))
+        if names:
+            self._in_background(self._tell_finished(names))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
 
@@ -317,6 +398,27 @@ class EnvironmentWorker:
             await (await self._connected()).call("finish", {"trajectories": names})
         except RpcError as error:
             logger.warning("the proxy was not told of %d finished trajectories: %s", len(names), error)
+
+    async def _abort_sessions(self, sessions: list[str], reason: StopReason) -> None:
+        """The control plane knows a trajectory by its name; an agent's other sessions end with it."""
+        try:
+            payload = {"trajectories": sessions, "reason": reason.value}
+            await (await self._connected()).call("abort", payload)
+        except RpcError as error:
+            logger.warning("the proxy was not told to abort %d sessions: %s", len(sessions), error)
+
+    async def _serve_agents(self) -> None:
+        """Begin to serve the domains whose environment is an agent, if there are any."""
+        agents = [agent for domain in self._campaign.domains.values() if (agent := domain.agent)]
+        if not agents:
+            return
+        config = self._campaign.environment
+        host = config.gateway_host
+        address = (await self._connected()).local_address if host == "auto" else host
+        token = external_token(agents, config.gateway_port)
+        self._agents = await AgentServing.start(
+            address, config.gateway_port, self._renderer, self._context_limit, token
+        )
 
     async def _connected(self) -> RpcClient:
         """The connection to the proxy, made anew if it was lost. Raises `ConnectionLost`."""
@@ -332,11 +434,19 @@ class EnvironmentWorker:
             return self._proxy
 
     def _on_notice(self, name: str, payload: Any) -> None:
-        if name == "abort":
-            for trajectory in payload["trajectories"]:
-                switch = self._switches.get(trajectory)
-                if switch is not None:
-                    switch.abort(StopReason(payload["reason"]))
+        if name != "abort":
+            return
+        reason = StopReason(payload["reason"])
+        beside: list[str] = []
+        for trajectory in payload["trajectories"]:
+            switch = self._switches.get(trajectory)
+            if switch is None:
+                continue
+            switch.abort(reason)
+            if self._agents is not None:
+                beside += self._agents.sessions_beside(trajectory)
+        if beside:
+            self._in_background(self._abort_sessions(beside, reason))
 
 
 def _put(buffer: SampleBuffer, name: str, trajectory: Trajectory) -> Trajectory:

@@ -37,6 +37,13 @@ CAMPAIGN = {
             "reward": "tests.reward.judgements:obey",
             "reward_limit_s": 0.3,
         },
+        "judged_slowly": {
+            "source": "tests.environment.misbehaving:Obedient",
+            **BUDGETS,
+            "max_turns": 1,
+            "reward": "tests.reward.judgements:obey",
+            "reward_limit_s": 60,
+        },
     },
 }
 
@@ -49,11 +56,16 @@ class ScriptedProxy:
         self.requests: list[dict[str, Any]] = []
         self.finished: list[str] = []
         self.turns: dict[str, int] = {}
-        self.server = RpcServer({"generate": self.generate, "finish": self.finish}, token="secret")
+        self.asked: asyncio.Queue[str] = asyncio.Queue()  # names, a turn each
+        self.waiting: asyncio.Queue[str] = asyncio.Queue()  # names whose episodes are over
+        self.all_over = asyncio.Event()
+        handlers = {"generate": self.generate, "finish": self.finish, "episode_over": self.episode_over}
+        self.server = RpcServer(handlers, token="secret")
 
     async def generate(self, payload: dict[str, Any], _: RpcConnection) -> dict[str, Any]:
         self.requests.append(payload)
         name = payload["trajectory"]
+        self.asked.put_nowait(name)
         turn = self.turns[name] = self.turns.get(name, -1) + 1
         said = self.script[name][turn]
         if isinstance(said, RpcError):
@@ -72,6 +84,10 @@ class ScriptedProxy:
 
     async def finish(self, payload: dict[str, Any], _: RpcConnection) -> None:
         self.finished += payload["trajectories"]
+
+    async def episode_over(self, payload: dict[str, Any], _: RpcConnection) -> None:
+        self.waiting.put_nowait(payload["trajectory"])
+        await self.all_over.wait()
 
     async def abort(self, names: list[str], reason: str) -> None:
         await self.server.broadcast("abort", {"trajectories": names, "reason": reason})
@@ -108,10 +124,10 @@ async def proxied(
 
 @asynccontextmanager
 async def working(
-    directory: Path, script: dict[int, list[Any]], **environment: Any
+    directory: Path, script: dict[int, list[Any]], train: dict[str, Any] | None = None, **environment: Any
 ) -> AsyncIterator[tuple[ScriptedProxy, EnvironmentWorker]]:
     async with proxied(directory, script) as (proxy, settings):
-        campaign = {**settings["campaign"], "environment": environment}
+        campaign = {**settings["campaign"], "environment": environment, "train": train or {}}
         worker = await EnvironmentWorker.start({**settings, "campaign": campaign})
         yield proxy, worker
         await worker.close()
@@ -250,6 +266,39 @@ async def test_an_abort_ends_the_named_episodes_whatever_they_do(tmp_path):
     assert [sample.name for sample in stored(tmp_path).names()] == [name(2)]
 
 
+async def test_an_abort_ends_a_reward_under_way_and_nothing_is_stored(tmp_path):
+    async with working(tmp_path, {0: ["doze 20"], 1: ["0.5"]}) as (proxy, worker):
+        (second,), _ = await run(worker, [spec(1, "judged_slowly")])  # its reward worker is up after this
+        running = asyncio.create_task(run(worker, [spec(0, "judged_slowly")]))
+        while await proxy.asked.get() != name(0):
+            pass
+        await asyncio.sleep(0.5)  # the action is on its way through the environment to the reward
+        await proxy.abort([name(0)], "cancelled")
+        (first,), _ = await running
+    assert (first.stop, first.outcome) == (StopReason.CANCELLED, Skip("cancelled"))
+    assert first.sampled_tokens == len("doze 20") + 1
+    assert second.outcome == Reward(0.5)
+    assert [sample.name for sample in stored(tmp_path).names()] == [name(1)]
+
+
+async def test_in_lockstep_rewards_are_scored_when_all_episodes_are_over(tmp_path):
+    async with working(tmp_path, {0: ["0.5"], 1: ["1"]}, train={"mode": "sync", "alpha": 0}) as (
+        proxy,
+        worker,
+    ):
+        first, second = (asyncio.create_task(run(worker, [spec(member, "judged")])) for member in range(2))
+        ended = {await proxy.waiting.get(), await proxy.waiting.get()}
+        assert ended == {name(0), name(1)}
+        assert not first.done()
+        assert stored(tmp_path).names() == []
+        proxy.all_over.set()
+        await asyncio.gather(first, second)
+        proxy.script[f"eval-{name(1)}"] = ["1"]
+        await run(worker, [spec(1, "judged", commit=False)], prefix="eval-")
+    assert proxy.waiting.empty(), "an evaluation waits for nobody"
+    assert len(stored(tmp_path).names()) == 2
+
+
 async def test_an_abort_ends_a_member_that_waits_for_its_place(tmp_path):
     async with working(tmp_path, {0: [0.6], 1: ["end"], 2: ["end"]}, concurrent_trajectories=1) as (
         proxy,
@@ -265,15 +314,17 @@ async def test_an_abort_ends_a_member_that_waits_for_its_place(tmp_path):
     assert [header["key"] for header in announced] == [name(1), name(0), name(2)]
 
 
-async def test_a_lost_proxy_fails_what_runs_and_is_found_again(tmp_path):
-    async with working(tmp_path, {0: [60.0], 1: ["end"]}) as (proxy, worker):
+async def test_a_turn_lost_with_its_proxy_is_asked_for_again_once_that_is_back(tmp_path):
+    async with working(tmp_path, {0: [60.0, "end"], 1: ["end"]}) as (proxy, worker):
         running = asyncio.create_task(run(worker, [spec(0)]))
         await asyncio.sleep(0.2)
         port = int(worker._proxy_address["url"].rsplit(":", 1)[1])
         await proxy.server.stop()
-        (header,), _ = await running
-        assert header.stop is StopReason.GENERATION_ERROR
+        await asyncio.sleep(0.2)
+        assert not running.done()
         await proxy.server.start(port=port)
+        (header,), _ = await running
+        assert header.stop is StopReason.TERMINATED
         (header,), _ = await run(worker, [spec(1)])
         assert header.stop is StopReason.TERMINATED
 

@@ -6,6 +6,7 @@ from typing import Any
 from tasks.environment.sources.base import Environment
 
 SOURCES = {
+    "agent": "tasks.environment.sources.agent:AgentEnvironment",
     "gymnasium": "tasks.environment.sources.gymnasium:make",
     "gem": "tasks.environment.sources.gem:GemEnvironment",
     "reasoning_gym": "tasks.environment.sources.reasoning_gym:ReasoningGymEnvironment",

@@ -31,6 +31,14 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class Interruptible(Protocol):
+    """An environment whose step can be ended from another thread."""
+
+    def interrupt(self) -> None:
+        """The episode is over: a step under way is to end soon, whatever it returns or raises."""
+
+
+@runtime_checkable
 class SamplesActions(Protocol):
     """An environment that can also say what a valid action looks like, for the warm-up of a small policy."""
 
