@@ -83,6 +83,7 @@ async def train_loop(session: Session, call: Call = as_task_run) -> None:
                 await training
             await refresh(session, step, call)
             training = asyncio.gather(call(recompute, step), call(train_step, step, batch))
+            session.in_background(training)
         else:
             await call(train_step, step, batch)
             await refresh(session, step, call)

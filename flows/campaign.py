@@ -21,6 +21,7 @@ from tasks.report.evaluation_table import format_evaluation
 from tasks.report.html import write_report
 from tasks.report.run_files import RunFiles
 from tasks.run_folder import RunFolder
+from tasks.supervision import lost_part
 from tasks.train.lease import LeaseRefused
 
 
@@ -32,7 +33,7 @@ async def report(campaign: Campaign, folder: RunFolder) -> str:
     if campaign.trackers.prefect_artifacts:
         artifacts = CampaignArtifacts(campaign.name, campaign.train.steps)
         await artifacts.evaluation(files.read_evaluation() or {})
-        await artifacts.finish(files.read_metrics(), path)
+        await artifacts.finish(files.read_metrics(), path, files.read_ends())
     await asyncio.to_thread(folder.upload)
     return str(path)
 
@@ -71,7 +72,10 @@ async def campaign(campaign: Campaign, run: str | None = None) -> dict[str, Any]
 
 
 def main() -> int:
-    """`python -m flows.campaign FILE [option=value ...] [--run NAME] [--resume]`"""
+    """`python -m flows.campaign FILE [option=value ...] [--run NAME] [--resume]`
+
+    Exit status: 2 for a campaign that cannot start, 3 for a run that lost a part and can be resumed.
+    """
     parser = argparse.ArgumentParser(description="Run a campaign.")
     parser.add_argument("file", help="campaign file")
     parser.add_argument("overrides", nargs="*", metavar="option=value", help="e.g. train.steps=10")
@@ -95,6 +99,14 @@ def main() -> int:
     except (LeaseRefused, PoolUnavailable) as error:
         print(error, file=sys.stderr)
         return 2
+    except Exception as error:
+        # Prefect may fail itself on the way out, above all where its server is the lost part.
+        lost = lost_part(error)
+        if lost is None:
+            raise
+        again = f"python -m flows.campaign {arguments.file} --run {run} --resume"
+        print(f"{lost}\n{again}", file=sys.stderr)
+        return 3
     print(f"\n{format_evaluation(evaluation)}\n\nevaluation, report and logs: {folder.location}")
     return 0
 

@@ -4,13 +4,30 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from prefect.client.orchestration import get_client
+
 from flows.pools import launcher_of
+from tasks.bindings import BindingsFile
 from tasks.campaign import Campaign
+from tasks.report.affinity_table import affinity_markdown
 from tasks.report.artifacts import CampaignArtifacts
 from tasks.report.progress import ProgressLine
 from tasks.report.tensorboard import TensorBoardLog
 from tasks.run_folder import RunFolder
 from tasks.session import Session, open_session, surrounding_session
+from tasks.supervision import Part
+
+
+def prefect_server() -> Part:
+    """The server that this process reports to; without one of the user's, Prefect's temporary one."""
+
+    async def sign() -> None:
+        async with get_client() as client:
+            problem = await client.api_healthcheck()
+        if problem is not None:
+            raise problem
+
+    return Part("the Prefect server", sign=sign)
 
 
 @asynccontextmanager
@@ -23,6 +40,7 @@ async def observed(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Sessi
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(launcher_of(campaign, folder.name))
         session = await stack.enter_async_context(open_session(campaign, folder, launcher))
+        session.supervisor.watch(prefect_server())
         progress = stack.enter_context(ProgressLine(campaign.train.steps))
 
         async def show(row: dict[str, Any]) -> None:
@@ -39,6 +57,16 @@ async def observed(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Sessi
 
             session.observers.append(record)
         if campaign.trackers.prefect_artifacts:
-            session.observers.append(CampaignArtifacts(campaign.name, campaign.train.steps).step)
+            artifacts = CampaignArtifacts(campaign.name, campaign.train.steps)
+            session.observers.append(artifacts.step)
+            if campaign.affinity.profile != "off":
+                bindings = BindingsFile(folder.root)
+
+                async def advise(_: dict[str, Any]) -> None:
+                    record = bindings.read()
+                    if record.advice is not None:
+                        await artifacts.affinity(affinity_markdown(record.advice, record.changes))
+
+                session.observers.append(advise)
         yield session
         await session.observed()  # while what they write to is open

@@ -17,7 +17,11 @@ from pydantic import SecretStr
 from infra.launcher import Launcher, LocalLauncher, Role
 from infra.pools.host import Ticket, reachable_address
 from infra.pools.launcher import HostLost, PoolLauncher, Rendezvous
+from infra.resources import NoCompatiblePool
+from tasks.bindings import BindingsFile
 from tasks.campaign import Campaign, PoolsConfig
+from tasks.rollout.affinity import bind_roles
+from tasks.run_folder import RunFolder
 
 
 class PoolUnavailable(RuntimeError):
@@ -25,13 +29,33 @@ class PoolUnavailable(RuntimeError):
 
 
 async def check_pools(campaign: Campaign) -> None:
-    """Raises `PoolUnavailable` unless each of the campaign's pools has an online worker and its host's
-    deployment."""
-    if campaign.pools is None:
-        return
+    """Raises `PoolUnavailable` unless each of the campaign's pools, or a compatible one in its place, has an
+    online worker and its host's deployment."""
+    if campaign.pools is not None:
+        await bound_pools(campaign)
+
+
+async def bound_pools(campaign: Campaign, file: BindingsFile | None = None) -> PoolsConfig:
+    """The campaign's pools, with compatible ones for those that cannot serve it. Raises `PoolUnavailable`.
+
+    `file` is that of a run, whose bindings are kept and saved.
+    """
+    pools = campaign.pools
+    assert pools is not None
+    problems: dict[str, PoolUnavailable] = {}
+    spare = {pool: f"pools.hardware.{pool}" for pool in pools.hardware}
     async with get_client() as client:
-        for pool, option in campaign.pools.names.items():
-            await _check_pool(client, option, pool, campaign.pools.queue)
+        for pool, option in {**spare, **pools.names}.items():
+            try:
+                await _check_pool(client, option, pool, pools.queue)
+            except PoolUnavailable as problem:
+                problems[pool] = problem
+    try:
+        available = {pool: pool not in problems for pool in [*spare, *pools.names]}
+        return bind_roles(campaign, available, file)
+    except NoCompatiblePool as error:
+        first = next(problem for pool, problem in problems.items() if pool in pools.names)
+        raise PoolUnavailable(f"{first}\n{error}") from None
 
 
 async def _check_pool(client: PrefectClient, option: str, pool: str, queue: str) -> None:
@@ -70,9 +94,10 @@ async def _check_pool(client: PrefectClient, option: str, pool: str, queue: str)
 async def launcher_of(campaign: Campaign, run: str) -> AsyncIterator[Launcher]:
     """What starts the run's services: this machine, or hosts on the campaign's pools, which end with it."""
     if campaign.pools is None:
-        yield LocalLauncher()
+        yield LocalLauncher(tuple(campaign.affinity.local_pools))
         return
-    async with pool_launcher(campaign.pools, run) as launcher:
+    file = BindingsFile(RunFolder.of(campaign, run).root)
+    async with pool_launcher(await bound_pools(campaign, file), run) as launcher:
         yield launcher
 
 
@@ -102,6 +127,7 @@ async def pool_launcher(pools: PoolsConfig, run: str) -> AsyncIterator[PoolLaunc
             ) from None
         roles: dict[Role, tuple[str, ...]] = {
             "rollout": pools.rollout,
+            "prefill": pools.prefill or pools.rollout,
             "train": (pools.train,),
             "environment": (pools.environment,),
             "reward": (pools.reward,),

@@ -11,6 +11,7 @@ from flows.stores import reach_stores
 from infra.processes import ServiceProcess
 from tasks.campaign import Campaign, CampaignError
 from tasks.reward.lithops_service import ServerlessError, lithops_config
+from tasks.rollout.affinity import requested_affinity
 from tasks.rollout.config import EngineUnavailable
 from tasks.run_folder import RunFolder
 
@@ -25,6 +26,7 @@ def require_parts(campaign: Campaign) -> None:
     Raises `CampaignError` that names the option to change. What runs on other machines is asked there.
     """
     reach_stores(campaign)
+    requested_affinity(campaign)
     try:
         if campaign.pools is None:
             campaign.rollout.engine.require_available()

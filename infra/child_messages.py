@@ -1,7 +1,7 @@
 """How a parent and its children frame what they say: msgpack behind a four-byte length.
 
-settings [None, None, settings]      ready   [None, True, None]
-call     [id, op, payload]           answer  [id, True, result] or [id, False, text]
+settings [None, None, settings]      ready   [None, True, None, 0]
+call     [id, op, payload]           answer  [id, True, result, s] or [id, False, text, s], s seconds spent
 post     [None, op, payload]         (no answer)
 """
 

@@ -56,6 +56,9 @@ class ChildPool:
         self._waiting: deque[_Call] = deque()
         self._leaving: set[Child] = set()  # killed, not gone yet
         self._closed = False
+        self._spent_seconds = 0.0  # of children that are gone
+        self.calls = 0
+        """Calls that were begun, so far."""
 
     async def start(self) -> None:
         """Start every child. Raises `ChildDied` when one does not come up."""
@@ -69,6 +72,16 @@ class ChildPool:
     def pids(self) -> list[int]:
         """Process ids of the children that are ready for calls."""
         return [slot.child.pid for slot in self._slots if slot.child is not None]
+
+    @property
+    def size(self) -> int:
+        return len(self._slots)
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds that children have spent on calls so far, by their own clocks. A call that was killed
+        counts with its limit; the work on one whose child died is not known and left out."""
+        return self._spent_seconds + sum(slot.child.busy_seconds for slot in self._slots if slot.child)
 
     async def call(self, op: str, payload: Any, limit_s: float) -> Any:
         """Raises `ChildRaised`, `ChildTimeout` (the child was killed) or `ChildDied`."""
@@ -129,6 +142,7 @@ class ChildPool:
                 continue
             assert slot.child is not None
             slot.sent.append(call)
+            self.calls += 1
             answer = slot.child.request(call.op, call.payload)
             answer.add_done_callback(functools.partial(self._answered, slot, slot.child))
             if len(slot.sent) == 1:
@@ -158,6 +172,7 @@ class ChildPool:
 
     def _over_limit(self, slot: _Slot) -> None:
         busy = slot.sent.popleft()
+        self._spent_seconds += busy.limit_s
         if not busy.future.done():
             busy.future.set_exception(ChildTimeout(f"no answer within {busy.limit_s} s"))
         self._replace(slot)
@@ -174,6 +189,8 @@ class ChildPool:
 
     def _replace(self, slot: _Slot) -> None:
         child, slot.child = slot.child, None
+        if child is not None:
+            self._spent_seconds += child.busy_seconds
         self._waiting.extendleft(reversed(slot.sent))
         slot.sent.clear()
         self._watch(slot)

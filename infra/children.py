@@ -51,6 +51,8 @@ class Child(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self.alive = False
+        self.busy_seconds = 0.0
+        """Spent on calls that it answered, by its own clock, where it says so (`serve_in_order`)."""
 
     @classmethod
     async def start(
@@ -157,7 +159,8 @@ class Child(asyncio.SubprocessProtocol):
         self.alive = True
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
-        for call_id, status, value in frames(self._inbox, data):
+        for call_id, status, value, seconds in frames(self._inbox, data):
+            self.busy_seconds += seconds
             if call_id is None:
                 if not self._ready.done():
                     self._ready.set_result(value)

@@ -15,10 +15,12 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from infra.blocking_calls import in_daemon_thread
 from infra.clock import now
 from infra.object_store import MissingObject, ObjectStore, is_key
 from infra.uploads import Stamp, Uploads
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 MARKER = "mirror.json"
 _IDENTITY = ".mirror"
 _BYTES_PER_S = 2.0**20
+_LAST_PUSH_LIMIT_S = 30.0
+"""Of a run that failed: its store may be what failed."""
 
 
 class MirrorTakenOver(RuntimeError):
@@ -115,7 +119,8 @@ class FolderMirror:
         except BaseException:
             await _ended(pushing)
             try:
-                await asyncio.to_thread(self.push)
+                async with asyncio.timeout(_LAST_PUSH_LIMIT_S):
+                    await asyncio.shield(in_daemon_thread(self.push))
             except Exception as error:
                 logger.warning("the last state of %s was not uploaded: %s", self._folder, error)
             raise
@@ -125,7 +130,7 @@ class FolderMirror:
     async def _follow(self, every_s: float) -> None:
         while True:
             try:
-                await asyncio.to_thread(self.push, now())
+                await in_daemon_thread(partial(self.push, now()))
             except MirrorTakenOver as error:
                 logger.warning("%s", error)
                 return

@@ -7,14 +7,17 @@ machine it is a plain call.
 
 import asyncio
 import contextlib
+import urllib.parse
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import aiohttp
+
 from infra.processes import ServiceProcess
 from infra.rpc import RpcClient
 
-Role = Literal["rollout", "train", "environment", "reward"]
+Role = Literal["rollout", "prefill", "train", "environment", "reward"]
 LOCAL_POOL = "default"
 
 
@@ -36,6 +39,12 @@ class Service(Protocol):
 
         Raises `RpcError`; on a pool, `infra.pools.launcher.HostLost` when the pool's host is gone.
         """
+
+    async def ended(self) -> str:
+        """Return once the service has ended by itself or was lost, and say why."""
+
+    async def alive(self) -> None:
+        """Return once the service's event loop has answered. Raises when it cannot be reached."""
 
     async def stop(self) -> None: ...
 
@@ -75,6 +84,17 @@ class Launcher(Protocol):
         """While it is open, the role's pools show that its stage of this step is under way."""
 
 
+async def healthy(url: str) -> None:
+    """Return once the service at `url` has answered; `tcp` ones are only connected to."""
+    if url.startswith("http"):
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/health") as answer:
+            answer.raise_for_status()
+        return
+    parts = urllib.parse.urlsplit(url)
+    _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    writer.close()
+
+
 class LocalService:
     def __init__(self, process: ServiceProcess, token: str | None):
         self._process = process
@@ -104,19 +124,28 @@ class LocalService:
                 self._client = await RpcClient(self.url, token=self._token).connect()
         return await self._client.call(method, payload)
 
+    async def ended(self) -> str:
+        status = await self._process.wait()
+        return f"its process {self._process.process.pid} ended with status {status}"
+
+    async def alive(self) -> None:
+        await healthy(self.url)
+
     async def stop(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-        await self._process.stop()
+        await asyncio.gather(self._process.stop(), *([] if self._client is None else [self._client.close()]))
 
 
 class LocalLauncher:
-    """Everything on this machine, as children of this process."""
+    """Everything on this machine, as children of this process. `rollout` names pools that engines are spread
+    over as if each were hardware of its own."""
 
     runs_stages = False
 
+    def __init__(self, rollout: tuple[str, ...] = ()):
+        self._rollout = rollout or (LOCAL_POOL,)
+
     def pools(self, role: Role) -> tuple[str, ...]:
-        return (LOCAL_POOL,)
+        return self._rollout if role in ("rollout", "prefill") else (LOCAL_POOL,)
 
     async def start(
         self,

@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -51,14 +52,14 @@ class ParentChannel:
             yield self.receive()
 
     def ready(self) -> None:
-        self._send([None, True, None])
+        self._send([None, True, None, 0.0])
 
-    def answer(self, call_id: int, result: Any) -> None:
-        """Raises TypeError when `result` is not made of msgpack's types."""
-        self._send([call_id, True, result])
+    def answer(self, call_id: int, result: Any, seconds: float = 0.0) -> None:
+        """`seconds` were spent on the call. Raises TypeError when `result` is not made of msgpack's types."""
+        self._send([call_id, True, result, seconds])
 
-    def fail(self, call_id: int, error: BaseException) -> None:
-        self._send([call_id, False, f"{type(error).__name__}: {error}"])
+    def fail(self, call_id: int, error: BaseException, seconds: float = 0.0) -> None:
+        self._send([call_id, False, f"{type(error).__name__}: {error}", seconds])
 
     def _send(self, message: list[Any]) -> None:
         data = memoryview(frame(message))
@@ -82,10 +83,12 @@ def serve_in_order(channel: ParentChannel, handlers: Mapping[str, Callable[[Any]
     channel.ready()
     while True:
         call_id, op, payload = calls.get()
+        began = time.perf_counter()
         try:
-            channel.answer(call_id, handlers[op](payload))
+            result = handlers[op](payload)
+            channel.answer(call_id, result, time.perf_counter() - began)
         except Exception as error:
-            channel.fail(call_id, error)
+            channel.fail(call_id, error, time.perf_counter() - began)
 
 
 def _die_with(parent: int) -> None:

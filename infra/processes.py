@@ -8,6 +8,7 @@ token never shows in a process list.
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -16,6 +17,8 @@ import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1
 
 
 class ServiceFailed(RuntimeError):
@@ -70,6 +73,9 @@ class ServiceProcess:
                 line = await process.stdout.readline()
         except TimeoutError:
             line = b""
+        except BaseException:
+            cls(name, process, log, {}).kill()
+            raise
         if not line:
             service = cls(name, process, log, {})
             await service.stop()
@@ -105,6 +111,7 @@ def serve(main: Callable[[dict[str, Any], Callable[[dict[str, Any]], None]], Awa
 
     `main` serves until it is cancelled, and calls `ready({"url": ...})` once it does.
     """
+    wake_with_parent()
     settings = json.loads(sys.stdin.buffer.readline())
     with asyncio.Runner(loop_factory=_event_loop) as runner:
         runner.run(_serve(main, settings))
@@ -140,6 +147,15 @@ async def _serve(
     task.cancel()
     await asyncio.wait({task}, timeout=5.0)
     os._exit(0)
+
+
+def wake_with_parent() -> None:
+    """When the parent dies, the system wakes this process if it is frozen, so that it can follow.
+
+    A running process takes no notice of SIGCONT. Linux only; elsewhere a frozen orphan stays.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
 
 
 def _announce(ready: dict[str, Any]) -> None:

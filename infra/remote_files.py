@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fsspec.asyn import AsyncFileSystem
@@ -11,6 +11,10 @@ from fsspec.asyn import AsyncFileSystem
 from infra.local_files import Data, Found, UnsupportedStore
 
 _CONFLICT_TRIES = 8
+
+
+class UnreachableStore(ConnectionError):
+    """The server of a store does not answer."""
 
 
 class RemoteFiles:
@@ -24,8 +28,19 @@ class RemoteFiles:
         self._filesystem = filesystem
         self._root = root
         self._in_memory = "memory" in _protocols(filesystem)
-        self._guard = self._memory_lock if self._in_memory else contextlib.nullcontext()
         self._can_create = self._in_memory or _creates_conditionally(filesystem)
+
+    @property
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        with self._memory_lock if self._in_memory else contextlib.nullcontext():
+            try:
+                yield
+            except Exception as error:
+                # botocore's own errors of the connection come through s3fs as they are, and are no OSError.
+                if not isinstance(error, OSError) and _of_the_connection(error):
+                    raise UnreachableStore(f"{self._root}: {type(error).__name__}: {error}") from error
+                raise
 
     def sub(self, prefix: str) -> "RemoteFiles":
         return RemoteFiles(self._filesystem, f"{self._root}/{prefix}")
@@ -139,6 +154,13 @@ def _creates_conditionally(filesystem: Any) -> bool:
         isinstance(filesystem, AsyncFileSystem)
         and type(filesystem)._pipe_file is not AsyncFileSystem._pipe_file
         and "mode" in inspect.signature(type(filesystem)._pipe_file).parameters
+    )
+
+
+def _of_the_connection(error: Exception) -> bool:
+    return any(
+        kind.__module__ == "botocore.exceptions" and kind.__name__ in ("ConnectionError", "HTTPClientError")
+        for kind in type(error).__mro__
     )
 
 

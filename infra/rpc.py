@@ -248,6 +248,15 @@ class RpcClient:
         finally:
             self._pending.pop(call_id, None)
 
+    def drop(self) -> None:
+        """Give the connection up at once, without a word to a peer that may be frozen.
+
+        Calls under way raise `ConnectionLost`. `close` is still to be called, and then waits for nobody.
+        """
+        connection = self._socket._response.connection if self._socket is not None else None
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
+
     async def close(self) -> None:
         if self._socket is not None:
             await self._socket.close()

@@ -2,16 +2,22 @@
 
 import asyncio
 import secrets
+import urllib.parse
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from blocks.sample_buffer import SampleBuffer
-from infra.launcher import Launcher, Service
+from infra.launcher import Launcher, Service, healthy
+from infra.object_store import ObjectStore
 from tasks.campaign import Campaign
 from tasks.environment.cluster import EnvironmentCluster
+from tasks.rollout.affinity import BoundAffinity
 from tasks.rollout.fleet import RolloutFleet
 from tasks.run_folder import RunFolder
+from tasks.supervision import Part, object_store_part, service_part
 from tasks.train.ledger import Ledger
 from tasks.train.manifests import ManifestHistory
+from tasks.train.modes import MODES
 from tasks.trajectory_arrow import from_arrow_many
 
 
@@ -20,6 +26,7 @@ async def start_parts(
     folder: RunFolder,
     launcher: Launcher,
     parts: list[Callable[[], Awaitable[None]]],
+    affinity: BoundAffinity,
 ) -> tuple[Service, RolloutFleet, EnvironmentCluster]:
     """Start trainer, engines and environments side by side; `parts` gets what stops each that started."""
     token = secrets.token_urlsafe(24)
@@ -53,13 +60,20 @@ async def start_parts(
             weights_url=folder.weights_url,
             version=None,
             logs=folder.logs,
+            affinity=affinity.pools,
+            fall_backs=affinity.fall_backs,
+            lockstep=MODES[campaign.train.mode].lockstep,
         )
         parts.append(fleet.stop)
         return fleet
 
     async def environments() -> EnvironmentCluster:
         members = campaign.train.group_size + campaign.train.redundancy.members
-        cluster = await EnvironmentCluster.start(campaign.environment, members, launcher, folder.logs)
+        if MODES[campaign.train.mode].lockstep:
+            members = 1  # a retry must not wait for a task whose members wait for it
+        cluster = await EnvironmentCluster.start(
+            campaign.environment, members, launcher, folder.logs, campaign.supervision.silence_limit_s
+        )
         parts.append(cluster.stop)
         return cluster
 
@@ -81,6 +95,38 @@ async def start_parts(
         }
     )
     return service, rollout, cluster
+
+
+def store_parts(campaign: Campaign, folder: RunFolder) -> list[Part]:
+    """The servers that hold the run's stores, each once; a local folder is no part of its own."""
+    urls = {"sample buffer": folder.samples_url, "checkpoint store": folder.checkpoints_url}
+    parts: dict[str, Part] = {}
+    for name, url in urls.items():
+        store = ObjectStore(url)
+        if not store.is_local:
+            parts.setdefault(url.rpartition("/")[0], object_store_part(name, store))
+    weights = folder.weights_url
+    if weights.startswith("mooncake://"):
+        master = urllib.parse.urlsplit(weights).netloc
+        parts[master] = Part(f"the Mooncake master ({master})", sign=partial(healthy, f"tcp://{master}"))
+    elif not ObjectStore(weights).is_local:
+        parts.setdefault(weights.rpartition("/")[0], object_store_part("weight store", ObjectStore(weights)))
+    return list(parts.values())
+
+
+def service_parts(
+    folder: RunFolder, trainer: Service, fleet: RolloutFleet, environments: EnvironmentCluster
+) -> list[Part]:
+    return [
+        service_part("the trainer", trainer, folder.logs / "trainer.log"),
+        # It starts engines and proxy again by itself, and ends when it no longer can.
+        Part("the rollout side", ended=fleet.wait_failed, log=folder.logs / "proxy.log"),
+        Part(
+            environments.name,
+            ended=environments.wait_failed,
+            sign=environments.alive,
+        ),
+    ]
 
 
 def restored_ledger(

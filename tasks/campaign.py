@@ -11,16 +11,22 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
+from infra.affinity import Affinity, UnknownAffinity, WorkerClass
 from infra.config import Config
 from infra.credentials import CredentialsInUrl, refuse_credentials
+from infra.hardware import CATALOGUE, Hardware, hardware, plain_name
+from infra.resources import preferred_pool
 from tasks.environment.config import DomainConfig, EnvironmentConfig
 from tasks.model.config import ModelConfig
 from tasks.reward.config import RewardConfig
+from tasks.rollout.affinity_config import AffinityConfig, require_known
 from tasks.rollout.config import RolloutConfig
 from tasks.train.config import TrainConfig
+from tasks.train.modes import MODES
 from tasks.weights.config import PublicationConfig
 
 
@@ -98,7 +104,9 @@ WorkPools = Annotated[tuple[WorkPool, ...], BeforeValidator(_several), Field(min
 
 class PoolsConfig(Config):
     """Prefect work pools, by what they do for the run. Each needs an online worker and a deployment
-    `pool-host/<pool>`; `make up` brings these to life on one machine."""
+    `pool-host/<pool>`; `make up` brings these to life on one machine. A role that is left out gets its pool
+    from `hardware`, by its class: rollout the bandwidth GPU, train the compute GPU, environment CPUs, reward
+    the cheapest GPU."""
 
     rollout: WorkPools
     """Engines are spread over these, one name or a list; the proxy is on the first."""
@@ -107,6 +115,14 @@ class PoolsConfig(Config):
     """Hosts the environments' Dask cluster, unless `environment.scheduler` names another."""
     reward: WorkPool
     """Rewards that are not serverless are computed beside the environments."""
+    prefill: Annotated[tuple[WorkPool, ...], BeforeValidator(_several)] = ()
+    """Where prefill workers (`rollout.engine.prefill_workers`) are; empty: on the rollout pools."""
+    hardware: dict[WorkPool, str] = {}
+    """Hardware of pools, by its name in the catalogue (infra/hardware.py): h20, h800, cpu ... A pool that has
+    such a name itself need not be here. Pools that only stand here are spare: one may take the place of a
+    pool that is not available."""
+    devices: dict[WorkPool, PositiveInt] = {}
+    """Devices of a pool, 1 where nothing is said: whether a model fits that is split over them."""
     queue: str = "campaigns"
     """Work queue of the pools from which the hosts are started."""
     address: str = "127.0.0.1"
@@ -115,16 +131,59 @@ class PoolsConfig(Config):
     start_limit_s: PositiveFloat = 300.0
     """A host that has not reported by then is one error."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _roles_by_worker_class(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("hardware"), dict):
+            return data
+        known = {
+            pool: CATALOGUE[plain_name(str(name))]
+            for pool, name in data["hardware"].items()
+            if plain_name(str(name)) in CATALOGUE
+        }
+        hosts = {pool: entry for pool, entry in known.items() if entry.kind != "serverless"}
+        roles: tuple[WorkerClass, ...] = ("rollout", "train", "environment", "reward")
+        missing = [role for role in roles if role not in data]
+        return {**data, **{role: preferred_pool(role, hosts) for role in missing if hosts}}
+
+    @field_validator("hardware")
+    @classmethod
+    def _hardware_is_known(cls, value: dict[str, str]) -> dict[str, str]:
+        return require_known(value)
+
+    def hardware_of(self, pool: str) -> Hardware | None:
+        """None where neither `hardware` nor the pool's own name tells."""
+        return hardware(self.hardware[pool]) if pool in self.hardware else CATALOGUE.get(plain_name(pool))
+
     @property
     def names(self) -> dict[str, str]:
         """Each pool, with the first option that names it."""
         options = {
+            **dict.fromkeys(self.prefill, "pools.prefill"),
             self.reward: "pools.reward",
             self.environment: "pools.environment",
             **dict.fromkeys(self.rollout, "pools.rollout"),
             self.train: "pools.train",
         }
         return dict(sorted(options.items()))
+
+
+class SupervisionConfig(Config):
+    """How it is found out that a part of the run is frozen. One that ended is seen at once."""
+
+    every_s: PositiveFloat = 5.0
+    """Seconds between signs of life."""
+    silence_limit_s: PositiveFloat = 60.0
+    """A part that gave no sign of life for so long is lost, and the run ends; a Dask worker is restarted."""
+
+    @model_validator(mode="after")
+    def _limit_has_a_sign(self) -> "SupervisionConfig":
+        if self.silence_limit_s < self.every_s:
+            raise ValueError(
+                f"supervision.silence_limit_s ({self.silence_limit_s:g}) must be at least "
+                f"supervision.every_s ({self.every_s:g})"
+            )
+        return self
 
 
 class TrackersConfig(Config):
@@ -151,7 +210,10 @@ class Campaign(Config):
     stores: StoresConfig = Field(default_factory=StoresConfig)
     pools: PoolsConfig | None = None
     """Where the services of the run start: on the hosts of these work pools. Empty: as processes here."""
+    affinity: AffinityConfig = Field(default_factory=AffinityConfig)
+    """Which rollout pool serves which domain."""
     trackers: TrackersConfig = Field(default_factory=TrackersConfig)
+    supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
 
     @model_validator(mode="after")
     def _budgets_fit_the_model(self) -> "Campaign":
@@ -178,10 +240,53 @@ class Campaign(Config):
 
     @model_validator(mode="after")
     def _engines_fill_the_pools(self) -> "Campaign":
-        if self.pools is not None and self.rollout.engine.workers < len(self.pools.rollout):
+        pools = self.rollout_pools
+        option = "affinity.local_pools" if self.pools is None else "pools.rollout"
+        workers = self.rollout.engine.workers - getattr(self.rollout.engine, "prefill_workers", 0)
+        if workers < len(pools):
             raise ValueError(
-                f"rollout.engine.workers ({self.rollout.engine.workers}) is below the number of pools in "
-                f"pools.rollout ({len(self.pools.rollout)}): each pool needs an engine"
+                f"rollout.engine.workers ({workers}) is below the number of pools in "
+                f"{option} ({len(pools)}): each pool needs an engine that generates"
+            )
+        return self
+
+    @property
+    def rollout_pools(self) -> dict[str, Hardware | None]:
+        """The rollout pools that the campaign names, each with its hardware where that is known."""
+        if self.pools is None:
+            return {pool: self.affinity.hardware_of(pool) for pool in self.affinity.local_pools}
+        return {pool: self.pools.hardware_of(pool) for pool in self.pools.rollout}
+
+    @model_validator(mode="after")
+    def _affinity_fits_domains_and_pools(self) -> "Campaign":
+        affinity = self.affinity
+        if self.pools is not None and affinity.local_pools:
+            raise ValueError(
+                "affinity.local_pools are for a run on this machine, and pools are given: name them in "
+                "pools.rollout and pools.hardware"
+            )
+        try:
+            Affinity.of(affinity.domains).check(self.domains, self.rollout_pools, "affinity.domains")
+        except UnknownAffinity as error:
+            raise ValueError(str(error)) from None
+        unknown = sorted(pool for pool, entry in self.rollout_pools.items() if entry is None)
+        if affinity.profile != "off" and (unknown or not self.rollout_pools):
+            missing = f"that of {', '.join(unknown)} is not known" if unknown else "there is no named pool"
+            raise ValueError(
+                f"affinity.profile ({affinity.profile}) needs the hardware of the rollout pools, and "
+                f"{missing}: name it in {'affinity.local_pools' if self.pools is None else 'pools.hardware'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lockstep_has_room(self) -> "Campaign":
+        """A trajectory that waits for a place would be waited for by those that hold the places."""
+        batch = self.train.groups * self.train.group_size
+        places = self.environment.concurrent_trajectories
+        if MODES[self.train.mode].lockstep and places < batch:
+            raise ValueError(
+                f"environment.concurrent_trajectories ({places}) is below the {batch} trajectories of a "
+                f"batch, which mode {self.train.mode} runs in lockstep: raise it, or take mode sync_plus"
             )
         return self
 

@@ -10,22 +10,29 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from blocks.sample_buffer import SampleBuffer
+from infra.blocking_calls import in_daemon_thread
 from infra.clock import now
 from infra.launcher import Attendance, Launcher, LocalLauncher, Role, Service
 from infra.object_store import ObjectStore
-from tasks.bring_up import restored_ledger, start_parts
+from infra.rpc import RpcError
+from tasks.bindings import BindingsFile
+from tasks.bring_up import restored_ledger, service_parts, start_parts, store_parts
 from tasks.campaign import Campaign
 from tasks.environment.cluster import EnvironmentCluster
 from tasks.report.run_files import RunFiles
+from tasks.reward.usage import RewardMeter
+from tasks.rollout.affinity import bind_domains, domain_manager, model_size
+from tasks.rollout.affinity_driver import AffinityDriver
 from tasks.rollout.fleet import RolloutFleet
 from tasks.run_folder import RunFolder
+from tasks.supervision import Supervisor
 from tasks.train.collector import Collector
 from tasks.train.lease import TrainerLease
 from tasks.train.manifests import BatchManifest, ManifestHistory, read_manifests
-from tasks.train.staleness import oldest_admissible
 from tasks.train.step_metrics import step_row
 
 logger = logging.getLogger(__name__)
@@ -48,6 +55,7 @@ class Session:
         launcher: Launcher,
         collector: Collector,
         buffer: SampleBuffer,
+        supervisor: Supervisor,
         version: int,
         started: float,
     ):
@@ -61,15 +69,20 @@ class Session:
         """The next train step, which is also the version of the trainer's weights."""
         self.served_version = version
         self.observers: list[StepObserver] = []
+        self.affinity: AffinityDriver | None = None
         self._trainer = trainer
         self._collector = collector
         self._buffer = buffer
+        self.supervisor = supervisor
         self._started = started
         self._step_started = now()
         self._stage_seconds: defaultdict[str, float] = defaultdict(float)
         self._push: asyncio.Task[None] | None = None
         self._generating_since = 0.0
         self._observing: asyncio.Task[None] | None = None
+        self._rewards = RewardMeter(environments.reward_usage)
+        self._recomputed = 0
+        self._background: set[asyncio.Future[Any]] = set()
         self._batch: tuple[int, asyncio.Future[BatchManifest]] | None = None
 
     @property
@@ -78,6 +91,7 @@ class Session:
 
     async def begin(self) -> None:
         """Open admission. Everything a resumed run must know has been restored before this."""
+        await self._rewards.restart()
         await self._collector.begin()
         self._step_started = now()
         self._generating_since = self.elapsed
@@ -115,6 +129,22 @@ class Session:
             await self._push
             self._push = None
 
+    def in_background(self, work: asyncio.Future[Any]) -> None:
+        """Work that goes on while its starter waits for other things: it ends with the session."""
+        self._background.add(work)
+        work.add_done_callback(
+            lambda done: None if done.cancelled() or done.exception() else self._background.discard(done)
+        )
+
+    async def abandon(self) -> None:
+        """End what goes on in the background; nothing of it is waited for any more."""
+        own = [self._push, self._observing, None if self._batch is None else self._batch[1]]
+        pending = [work for work in [*own, *self._background] if work is not None]
+        for work in pending:
+            work.cancel()
+        await self._rewards.stop()
+        await asyncio.gather(*pending, return_exceptions=True)
+
     async def suspend(self, step: int) -> None:
         """Step 2: generation is frozen, what runs is kept."""
         async with self.span("control", "suspend", step):
@@ -125,8 +155,19 @@ class Session:
         """Step 3: every engine takes the newest published version; the label advances once all have it."""
         async with self.span("weights", "update", step):
             if self.step != self.served_version:
-                await self.fleet.load_weights(self.step, stage=f"update {step}")
+                await self._load_weights(step)
                 self.served_version = self.step
+
+    async def _load_weights(self, step: int) -> None:
+        """A version that lies damaged in the weight store is published again, once."""
+        try:
+            await self.fleet.load_weights(self.step, stage=f"update {step}")
+        except RpcError as rejected:
+            if "weights_rejected" not in str(rejected):
+                raise
+            logger.warning("version %d is published again: %s", self.step, rejected.message)
+            await self._trainer.call("publish_weights", {"keep_from": self.served_version})
+            await self.fleet.load_weights(self.step, stage=f"update {step}")
 
     async def resume(self, step: int) -> None:
         """Step 4: generation goes on; groups are begun under the new version."""
@@ -138,11 +179,14 @@ class Session:
     async def recompute(self, step: int) -> int:
         """Step 5: what was in flight rebuilds its KV under the new weights. Returns the tokens recomputed."""
         async with self.span("engine", "recompute", step):
-            return await self.fleet.recompute(stage=f"recompute {step}")
+            tokens = await self.fleet.recompute(stage=f"recompute {step}")
+            self._recomputed += tokens
+            return tokens
 
     async def train_step(self, batch: BatchManifest) -> dict[str, Any]:
         """Step 6: train on the batch, save, and begin the push of the new version in the background."""
         names = [(entry.name, entry.version) for entry in batch.trajectories]
+        self._rewards.begin()
         async with self.span("trainer", "train_step", batch.step):
             metrics = await self._trainer.call(
                 "train_step", {"step": batch.step, "trajectories": names}, stage=f"train {batch.step}"
@@ -154,8 +198,9 @@ class Session:
         if self.step % self.campaign.train.checkpoint.every == 0 or self.finished:
             async with self.span("trainer", "checkpoint", batch.step):
                 # What a run resumed from this checkpoint elsewhere must find of the steps before it.
-                await asyncio.to_thread(self.folder.upload, ("metrics.jsonl",))
+                await in_daemon_thread(partial(self.folder.upload, ("metrics.jsonl", "ends.jsonl")))
                 await self._trainer.call("save_checkpoint", stage=f"checkpoint {batch.step}")
+            self.supervisor.advice = advice(self.step)
             await self._evict()
         self._push = asyncio.create_task(self._publish(batch.step))
         return row
@@ -163,16 +208,18 @@ class Session:
     async def _evict(self) -> None:
         """Drop what no batch can hold any more; the checkpoint just saved needs none of it."""
         if self.finished:
-            await asyncio.to_thread(self._buffer.drop_before, self.step)
+            await in_daemon_thread(partial(self._buffer.drop_before, self.step))
         elif self.campaign.stores.evict_samples:
-            oldest = oldest_admissible(self.step, self.campaign.train.alpha)
-            await asyncio.to_thread(self._buffer.drop_before, oldest)
+            oldest = self._collector.oldest_version_needed(self.step)
+            await in_daemon_thread(partial(self._buffer.drop_before, oldest))
 
     async def _publish(self, step: int) -> None:
         async with self.span("weights", "publish", step):
             await self._trainer.call(
                 "publish_weights", {"keep_from": self.served_version}, stage=f"publish {step}"
             )
+        async with self.span("weights", "pull", step):
+            await self.fleet.prefetch(step + 1)
 
     def _record(self, batch: BatchManifest, metrics: dict[str, Any]) -> dict[str, Any]:
         """The step's row of metrics. The seconds of its checkpoint are in the row of the step after it."""
@@ -183,16 +230,22 @@ class Session:
             step_seconds=now() - self._step_started,
             trainer=metrics,
             alpha=self.campaign.train.alpha,
+            more={"tokens/recomputed": self._recomputed, **self._rewards.take()},
         )
         self._step_started, self._stage_seconds = now(), defaultdict(float)
+        self._recomputed = 0
         self.files.append_metrics(row)
-        self._observing = asyncio.create_task(self._observe(row, self._observing))
+        self._observing = asyncio.create_task(self._observe(batch, row, self._observing))
         return row
 
-    async def _observe(self, row: dict[str, Any], before: asyncio.Task[None] | None) -> None:
+    async def _observe(
+        self, batch: BatchManifest, row: dict[str, Any], before: asyncio.Task[None] | None
+    ) -> None:
         """Tell the observers of a step, in order, while the next goes on."""
         if before is not None:
             await before
+        if self.affinity is not None:
+            await self.affinity.step(batch)
         for observer in self.observers:
             await observer(row)
 
@@ -242,54 +295,90 @@ async def open_session(
     """Bring a run up from its folder, at the newest checkpoint if it has one, and take it down at the end.
 
     Its services start where `launcher` puts them: on this machine by default. The model must be prepared.
-    Inside of another session for the same run, that one is used.
+    Inside of another session for the same run, that one is used. Raises `PartLost` when a part of the run
+    ends or freezes, whatever that makes of the calls under way.
     """
     surrounding = surrounding_session(folder)
     if surrounding is not None:
         yield surrounding
         return
-    launcher = launcher or LocalLauncher()
+    launcher = launcher or LocalLauncher(tuple(campaign.affinity.local_pools))
     started = now()
+    supervisor = Supervisor(campaign.supervision, disk=folder.root)
     buffer = SampleBuffer(ObjectStore(folder.samples_url))
-    async with TrainerLease.held(ObjectStore(folder.samples_url)) as lease, folder.uploaded():
+    async with (
+        supervisor.attending(),
+        TrainerLease.held(ObjectStore(folder.samples_url)) as lease,
+        folder.uploaded(),
+    ):
         parts: list[Callable[[], Awaitable[None]]] = []
         collector: Collector | None = None
+        session: Session | None = None
         try:
-            trainer, fleet, environments = await start_parts(campaign, folder, launcher, parts)
-            version = int(trainer.ready["version"])
-            history = ManifestHistory(read_manifests(buffer).values())
-            ledger = restored_ledger(campaign, buffer, history, version)
-            collector = Collector(ledger, fleet, environments, buffer, lease, history, version)
-            files = RunFiles(folder.root)
-            started -= files.drop_from_step(version)
-            session = Session(
-                campaign,
-                folder,
-                files,
-                fleet,
-                environments,
-                trainer,
-                launcher,
-                collector,
-                buffer,
-                version,
-                started,
-            )
-            if version > 0:
-                await trainer.call("publish_weights", {"keep_from": version})
-                await fleet.suspend()
-                await fleet.load_weights(version)
-                await fleet.resume()
-            token = _current.set(session)
-            try:
-                yield session
-                await session.pushed()
-                await session.observed()
-            finally:
-                _current.reset(token)
+            async with supervisor.explaining():
+                for part in store_parts(campaign, folder):
+                    supervisor.watch(part)
+                bindings = BindingsFile(folder.root)
+                resources = domain_manager(campaign, launcher.pools("rollout"), bindings)
+                affinity = bind_domains(campaign, resources, bindings)
+                trainer, fleet, environments = await start_parts(campaign, folder, launcher, parts, affinity)
+                for part in service_parts(folder, trainer, fleet, environments):
+                    supervisor.watch(part)
+                version = int(trainer.ready["version"])
+                supervisor.advice = advice(version)
+                history = ManifestHistory(read_manifests(buffer).values())
+                ledger = restored_ledger(campaign, buffer, history, version)
+                files = RunFiles(folder.root)
+                started -= files.drop_from_step(version)
+                files.drop_ends_from_step(version if history.next_step is None else history.next_step)
+                collector = Collector(
+                    ledger, fleet, environments, buffer, lease, history, version, files, campaign.train
+                )
+                session = Session(
+                    campaign,
+                    folder,
+                    files,
+                    fleet,
+                    environments,
+                    trainer,
+                    launcher,
+                    collector,
+                    buffer,
+                    supervisor,
+                    version,
+                    started,
+                )
+                session.affinity = AffinityDriver(
+                    campaign,
+                    fleet,
+                    resources,
+                    bindings,
+                    model_size(campaign, folder.model),
+                    [manifest for manifest in history.manifests if manifest.step < version],
+                )
+                if version > 0:
+                    await trainer.call("publish_weights", {"keep_from": version})
+                    await fleet.suspend()
+                    await fleet.load_weights(version)
+                    await fleet.resume()
+                token = _current.set(session)
+                try:
+                    yield session
+                    await session.pushed()
+                    await session.observed()
+                finally:
+                    _current.reset(token)
         finally:
+            supervisor.release()
+            if session is not None:
+                await session.abandon()
             if collector is not None:
                 await collector.stop()
             for problem in await asyncio.gather(*(stop() for stop in parts), return_exceptions=True):
                 if isinstance(problem, Exception):
                     logger.warning("a part of the run did not stop as it should: %s", problem)
+
+
+def advice(checkpoint: int) -> str:
+    """What to do about a lost part, with the step that the newest checkpoint holds."""
+    return f"Start the same run again: it goes on from step {checkpoint}."

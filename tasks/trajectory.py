@@ -133,7 +133,8 @@ class Trajectory:
         lengths = {len(self.tokens), len(self.loss_mask), len(self.logprobs), len(self.versions)}
         if len(lengths) != 1:
             raise ValueError(f"trajectory {self.key}: arrays of unequal lengths {sorted(lengths)}")
-        if bool((self.loss_mask != (self.versions != NOT_GENERATED)).any()):
+        stamped = self.versions >= 0
+        if bool((self.loss_mask != stamped).any()) or bool((self.versions[~stamped] != NOT_GENERATED).any()):
             raise ValueError(
                 f"trajectory {self.key}: a sampled token without a version stamp, or the reverse"
             )
@@ -250,6 +251,17 @@ class TrajectoryHeader:
     reward_seconds: float
     name: str | None = None  # its object in the sample buffer; None when it was not committed
     error: str = ""  # what an environment, engine or reward raised
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.oldest_version <= self.newest_version or self.initiating_version < 0:
+            raise ValueError(
+                f"trajectory {self.key}: impossible version stamps: initiated at {self.initiating_version}, "
+                f"sampled by {self.oldest_version} to {self.newest_version}"
+            )
+        if not 0 <= self.sampled_tokens <= self.tokens:
+            raise ValueError(
+                f"trajectory {self.key}: {self.sampled_tokens} sampled tokens of {self.tokens} in all"
+            )
 
     def to_json(self) -> dict[str, Any]:
         data = {field_name: getattr(self, field_name) for field_name in self.__slots__}

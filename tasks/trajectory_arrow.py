@@ -153,27 +153,34 @@ def from_record_batch(batch: pa.RecordBatch) -> list[Trajectory]:
     for field in SCHEMA:
         if columns[field.name].type != field.type:
             raise NotATrajectory(f"column {field.name} is {columns[field.name].type}, not {field.type}")
+        if not field.nullable and _nulls(columns[field.name]):
+            raise NotATrajectory(f"column {field.name} holds nulls")
     header = {name: columns[name].to_pylist() for name in _HEADER}
     arrays = {name: _split(columns[name]) for name in ("tokens", "loss_mask", "logprobs", "versions")}
     turns = _split_turns(columns["turns"])
-    return [
-        Trajectory(
-            key=TrajectoryKey(header["group_id"][row], header["member"][row], header["attempt"][row]),
-            domain=header["domain"][row],
-            seed=header["seed"][row],
-            initiating_version=header["initiating_version"][row],
-            tokens=arrays["tokens"][row],
-            loss_mask=arrays["loss_mask"][row],
-            logprobs=arrays["logprobs"][row],
-            versions=arrays["versions"][row],
-            turns=turns[row],
-            stop=StopReason(header["stop"][row]),
-            outcome=_outcome(header["outcome"][row], header["reward"][row], header["outcome_reason"][row]),
-            info=json.loads(header["info"][row]),
-            segment_starts=tuple(header["segment_starts"][row]),
-        )
-        for row in range(batch.num_rows)
-    ]
+    try:
+        return [
+            Trajectory(
+                key=TrajectoryKey(header["group_id"][row], header["member"][row], header["attempt"][row]),
+                domain=header["domain"][row],
+                seed=header["seed"][row],
+                initiating_version=header["initiating_version"][row],
+                tokens=arrays["tokens"][row],
+                loss_mask=arrays["loss_mask"][row],
+                logprobs=arrays["logprobs"][row],
+                versions=arrays["versions"][row],
+                turns=turns[row],
+                stop=StopReason(header["stop"][row]),
+                outcome=_outcome(
+                    header["outcome"][row], header["reward"][row], header["outcome_reason"][row]
+                ),
+                info=json.loads(header["info"][row]),
+                segment_starts=tuple(header["segment_starts"][row]),
+            )
+            for row in range(batch.num_rows)
+        ]
+    except ValueError as error:
+        raise NotATrajectory(str(error)) from None
 
 
 _HEADER = (
@@ -191,6 +198,16 @@ _HEADER = (
     "info",
 )
 _TURN_FIELDS = tuple(field.name for field in dataclasses.fields(Turn))
+
+
+def _nulls(column: pa.Array) -> int:
+    """Missing values of a column, of its lists' items and of these items' fields."""
+    count: int = column.null_count
+    if pa.types.is_list(column.type):
+        count += _nulls(column.flatten())
+    elif pa.types.is_struct(column.type):
+        count += sum(map(_nulls, column.flatten()))
+    return count
 
 
 def _split(column: pa.ListArray) -> list[NDArray[Any]]:

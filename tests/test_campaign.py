@@ -43,6 +43,10 @@ def test_what_is_dumped_is_the_same_campaign() -> None:
         (minimal(train={"mode": "sync"}), ["alpha", "mode"]),
         (minimal(train={"mode": "tutti", "alpha": 0}), ["alpha", "mode"]),
         (minimal(train={"mode": "turbo"}), ["train.mode", "turbo"]),
+        (
+            minimal(train={"mode": "sync", "alpha": 0}, environment={"concurrent_trajectories": 63}),
+            ["concurrent_trajectories (63)", "64", "sync_plus"],
+        ),
         (minimal(train={"groups": 3, "trainer": {"mini_batches": 2}}), ["groups (3)", "mini_batches"]),
         (minimal(train={"algorithm": {"dual_clip": 0.5}}), ["dual_clip"]),
         (minimal(train={"algorithm": {"aggregation": "sequence_sum_constant"}}), ["aggregation_constant"]),

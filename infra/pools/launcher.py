@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.clock import now
-from infra.launcher import Attendance, Role
+from infra.launcher import Attendance, Role, healthy
 from infra.pools.host import ALIVE_LIMIT_S, until_gone
 from infra.processes import ServiceFailed
 from infra.rpc import ConnectionLost, RpcClient, RpcConnection, RpcError, RpcServer
@@ -96,6 +96,7 @@ class HostedService:
         self._host = host
         self._token = token
         self._client: RpcClient | None = None
+        self._watched: RpcClient | None = None
         self._connecting = asyncio.Lock()
 
     @property
@@ -118,9 +119,22 @@ class HostedService:
         self._host.dispatch_seconds.append(now() - started - answer["seconds"])
         return answer["result"]
 
+    async def ended(self) -> str:
+        if self._watched is None and self.url.startswith("http"):
+            self._watched = await RpcClient(self.url, token=self._token).connect()
+        if self._watched is None:  # it speaks no RPC: known by its signs of life
+            await asyncio.Event().wait()
+        else:
+            await self._watched.wait_closed()
+        return f"the connection to it on the host of work pool {self._host.pool!r} closed"
+
+    async def alive(self) -> None:
+        await healthy(self.url)
+
     async def stop(self) -> None:
-        if self._client is not None:
-            await self._client.close()
+        for client in (self._client, self._watched):
+            if client is not None:
+                await client.close()
         with contextlib.suppress(HostLost):  # then the service has ended with its host
             await self._host.call("stop_service", {"name": self.name})
 

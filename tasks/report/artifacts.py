@@ -3,6 +3,8 @@
     <campaign>-progress     how far it is, updated in place
     <campaign>-step         the last step: rewards, staleness, wasted tokens, stage times
     <campaign>-rewards      rewards by domain over the whole run
+    <campaign>-bias         accepted against generated trajectories, by length and domain
+    <campaign>-affinity     which pool serves which domain and why, with a profile
     <campaign>-evaluation   held-out rewards, untrained against trained
     <campaign>-report       where the run's report is
 
@@ -24,16 +26,21 @@ from prefect.artifacts import (
     aupdate_progress_artifact,
 )
 
+from tasks.report.bias_section import bias_markdown
 from tasks.report.evaluation_table import evaluation_table
 from tasks.report.metrics import (
     Row,
+    context_wasted,
     domains,
+    histogram,
     mean_staleness,
     number,
+    reward_numbers,
     rewards,
     stage_seconds,
     staleness_histogram,
     steps_done,
+    wasted_by_domain,
     wasted_share,
     wasted_tokens,
 )
@@ -62,6 +69,10 @@ class CampaignArtifacts:
             acreate_markdown_artifact(step_markdown(row, self._steps), key=f"{self._prefix}-step")
         )
 
+    async def affinity(self, markdown: str) -> None:
+        """Show what the affinity profile advises: a page of `tasks.report.affinity_table`."""
+        await self._try(acreate_markdown_artifact(markdown, key=f"{self._prefix}-affinity"))
+
     async def evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Show held-out results, of the shape that `RunFiles.write_evaluation` returns."""
         if not evaluation.get("rows"):
@@ -74,8 +85,10 @@ class CampaignArtifacts:
             )
         )
 
-    async def finish(self, rows: Sequence[Row], report: Path | None) -> None:
-        """Show the run as a whole: rewards by domain, and where its report is."""
+    async def finish(
+        self, rows: Sequence[Row], report: Path | None, ends: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Show the run as a whole: rewards by domain, bias, and where its report is."""
         await self._try(
             acreate_table_artifact(
                 rewards_table(rows),
@@ -83,6 +96,9 @@ class CampaignArtifacts:
                 description="Mean reward of a step's trajectories, by domain.",
             )
         )
+        bias = await asyncio.to_thread(bias_markdown, ends)
+        if bias is not None:
+            await self._try(acreate_markdown_artifact(bias, key=f"{self._prefix}-bias"))
         if report is not None:
             markdown = f"The report of this run, one HTML file:\n\n`{report}`\n"
             await self._try(acreate_markdown_artifact(markdown, key=f"{self._prefix}-report"))
@@ -121,14 +137,25 @@ def step_markdown(row: Row, steps: int) -> str:
             for domain, mean in means.items()
         ]
         parts.append(_section("Rewards", ["domain", "mean", "trajectories"], lines))
-    if sum(histogram := staleness_histogram(row)):
-        lines = [[str(age), str(count), _bar(count, max(histogram))] for age, count in enumerate(histogram)]
-        title = f"Staleness, mean {mean_staleness(histogram):.2f} versions"
+    if sum(ages := staleness_histogram(row)):
+        lines = [[str(age), str(count), _bar(count, max(ages))] for age, count in enumerate(ages)]
+        title = f"Staleness, mean {mean_staleness(ages):.2f} versions"
         parts.append(_section(title, ["versions", "trajectories", ""], lines))
+    if sum(token_ages := histogram(row, "staleness/tokens")):
+        most = max(token_ages)
+        lines = [[str(age), _count(count), _bar(count, most)] for age, count in enumerate(token_ages)]
+        mixed = number(row, "staleness/mixed_share") or 0.0
+        title = f"Age of tokens, mean {mean_staleness(token_ages):.2f}; {mixed:.0%} of several versions"
+        parts.append(_section(title, ["versions", "tokens", ""], lines))
     if wasted := wasted_tokens(row):
         share = wasted_share([row]) or 0.0
         lines = [[reason, _count(tokens)] for reason, tokens in wasted.items()]
+        lines += [[f"of {domain}", _count(tokens)] for domain, tokens in wasted_by_domain(row).items()]
+        lines += [[f"context {reason}", _count(tokens)] for reason, tokens in context_wasted(row).items()]
         parts.append(_section(f"Wasted tokens, {share:.1%}", ["reason", "tokens"], lines))
+    if used := reward_numbers(row):
+        lines = [[name.replace("_", " "), f"{value:.4g}"] for name, value in used.items()]
+        parts.append(_section("Reward workers", ["", ""], lines))
     if stages := stage_seconds(row):
         longest = max(stages.values())
         lines = [[stage, f"{value:.2f}", _bar(value, longest)] for stage, value in stages.items()]

@@ -6,16 +6,19 @@ Figures carry no colours of text, grid or background; the page adds these for it
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from tasks.report.bias import Curve
 from tasks.report.metrics import (
     Row,
+    context_wasted,
     domains,
+    histogram,
     number,
     numbers,
     smooth,
     smoothing_weight,
     stage_seconds,
-    staleness_histogram,
     trajectories_per_second,
+    wasted_by_domain,
     wasted_tokens,
 )
 
@@ -34,6 +37,7 @@ STAGES = {
     "recompute": "#b565a7",
     "train_step": "#3b82c4",
     "publish": "#43a5ae",
+    "pull": "#6f9bd1",
     "checkpoint": "#8d7b5f",
     "evaluate": "#7a6cc4",
 }
@@ -70,23 +74,64 @@ def learning_curves(rows: Sequence[Row], *, over: str) -> Figure:
     return _figure(data, "step" if over == "step" else "minutes", "mean reward")
 
 
-def staleness(rows: Sequence[Row]) -> Figure:
-    """Trajectories of each batch by staleness, stacked."""
-    histograms = [staleness_histogram(row) for row in rows]
-    ages = range(max((len(histogram) for histogram in histograms), default=0))
+def staleness(rows: Sequence[Row], key: str = "staleness/histogram", unit: str = "trajectories") -> Figure:
+    """Trajectories, turns or tokens of each batch by their age in policy versions, stacked."""
+    histograms = [histogram(row, key) for row in rows]
+    ages = range(max(map(len, histograms), default=0))
     series = {
         ("same version" if age == 0 else f"{age} behind"): (
-            [float(histogram[age]) if age < len(histogram) else 0.0 for histogram in histograms],
+            [float(counts[age]) if age < len(counts) else 0.0 for counts in histograms],
             BY_STALENESS[min(age, len(BY_STALENESS) - 1)],
         )
         for age in ages
     }
-    return _stack(rows, series, "trajectories")
+    return _stack(rows, series, unit)
 
 
 def wasted(rows: Sequence[Row]) -> Figure:
     """Sampled tokens that were not trained, by reason, stacked."""
     return _stack(rows, _series(rows, wasted_tokens, WASTED), "tokens")
+
+
+def wasted_of_domains(rows: Sequence[Row]) -> Figure:
+    """Sampled tokens that were not trained, by domain, stacked; a domain has its colour of the curves."""
+    colours = dict(_coloured(domains(rows)))
+    return _stack(rows, _series(rows, wasted_by_domain, colours), "tokens")
+
+
+def prefilled(rows: Sequence[Row]) -> Figure:
+    """Context tokens that engines computed for nothing or again, stacked."""
+    return _stack(rows, _series(rows, context_wasted, {**WASTED, "recomputed": CATEGORICAL[0]}), "tokens")
+
+
+def lines(rows: Sequence[Row], named: Mapping[str, str], unit: str, scale: float = 1.0) -> Figure:
+    """Several numbers a step, `named` by metric, each times `scale`; what no row has is left out."""
+    x = [number(row, "step") for row in rows]
+    data = []
+    for (key, name), colour in zip(named.items(), CATEGORICAL, strict=False):
+        values = [None if (value := number(row, key)) is None else scale * value for row in rows]
+        if any(value is not None for value in values):
+            data.append(_line(name, x, values, colour))
+    figure = _figure(data, "step", unit)
+    figure["layout"]["yaxis"]["rangemode"] = "tozero"
+    return figure
+
+
+def distributions(curves: Sequence[Curve], unit: str) -> Figure:
+    """Cumulative shares of trajectories over their length: generated dotted, accepted drawn through."""
+    data: list[dict[str, Any]] = []
+    by_domain = {curve.domain: curve for curve in curves}
+    for domain, colour in _coloured(by_domain):
+        curve = by_domain[domain]
+        pair = (("generated", curve.generated, "dot"), ("accepted", curve.accepted, "solid"))
+        for name, shares, dash in pair:
+            line = _line(f"{domain}, {name}", list(curve.lengths), list(shares), colour)
+            line["line"] |= {"shape": "hv", "dash": dash}
+            data.append({**line, "hovertemplate": "%{y:.1%}", "legendgroup": domain})
+    figure = _figure(data, unit, "share of trajectories")
+    figure["layout"]["xaxis"] = {"title": {"text": unit}, "rangemode": "tozero"}
+    figure["layout"]["yaxis"] |= {"range": [0, 1.02], "tickformat": ".0%"}
+    return figure
 
 
 def stage_times(rows: Sequence[Row]) -> Figure:

@@ -9,21 +9,31 @@ import jinja2
 import yaml
 from plotly.offline import get_plotlyjs
 
+from tasks.bindings import BindingsFile, BindingsRecord
 from tasks.report import figures, timeline
+from tasks.report.affinity_table import affinity_section
+from tasks.report.bias import EndRow
+from tasks.report.bias_section import bias_section
+from tasks.report.facts import reward_facts, run_facts, summary
 from tasks.report.figures import Figure
 from tasks.report.metrics import (
     Row,
     domains,
-    mean_staleness,
-    number,
     numbers,
-    staleness_histogram,
-    wasted_share,
 )
 from tasks.report.run_files import RunFiles, Span, replace_file
 
 FIRST_TRAIN_METRICS = ("loss", "gradient_norm", "grad_norm", "entropy", "importance", "ratio", "kl", "clip")
 """Prefixes of the trainer's numbers that come first, in this order."""
+
+
+CAPTIONS = {
+    "Asynchrony": "Staleness: policy versions between the trained one and the oldest that sampled one of a "
+    "trajectory's tokens. The ages of turns and tokens say how much of the trajectories is so old.",
+    "Waste": "Sampled tokens that no batch took, and context that engines computed for trajectories that no "
+    "batch took, or a second time under new weights.",
+    "Time": "Stages that run at the same time stack above the whole step.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,9 @@ def write_report(run_folder: str | Path) -> Path:
         rows=rows,
         spans=spans,
         evaluation=files.read_evaluation(),
+        ends=files.read_ends(),
         seconds=files.last_time(),
+        bindings=BindingsFile(files.folder).read(),
     )
     replace_file(files.report_file, page)
     return files.report_file
@@ -65,14 +77,18 @@ def render_report(
     rows: Sequence[Row],
     spans: Sequence[Span],
     evaluation: Mapping[str, Any] | None,
+    ends: Sequence[EndRow],
     seconds: float,
+    bindings: BindingsRecord | None = None,
 ) -> str:
-    """The page. `campaign` is its YAML; `seconds` the run's length."""
+    """The page. `campaign` is its YAML; `ends` the lines of `ends.jsonl`; `seconds` the run's length."""
     options = yaml.safe_load(campaign) if campaign else None
     options = options if isinstance(options, dict) else {}
     plots = _plots(rows)
     gantt = Plot("timeline", "Stage timeline", timeline.timeline(spans), wide=True) if spans else None
-    drawn = [plot for section in plots.values() for plot in section] + ([gantt] if gantt else [])
+    bias = bias_section(ends)
+    lengths = [Plot(*figure) for figure in bias.figures] if bias else []
+    drawn = [plot for section in plots.values() for plot in section] + lengths + ([gantt] if gantt else [])
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -82,13 +98,18 @@ def render_report(
     )
     return templates.get_template("report.html.jinja").render(
         name=str(options.get("name", name)),
-        summary=_summary(options, name),
-        facts=_facts(rows, options, seconds),
+        summary=summary(options, name),
+        facts=run_facts(rows, options, seconds),
         evaluation=_evaluation(evaluation, options),
         steps=len(rows),
         smoothing=_smoothing_caption(rows),
         plots=plots,
+        captions=CAPTIONS,
+        bias=bias,
+        lengths=lengths,
+        reward_facts=reward_facts(rows),
         gantt=gantt,
+        affinity=affinity_section(bindings) if bindings else None,
         busy=timeline.busy_shares(spans, seconds),
         spans_left_out=max(len(spans) - timeline.SPANS_SHOWN, 0),
         campaign=campaign,
@@ -106,13 +127,55 @@ def _plots(rows: Sequence[Row]) -> dict[str, list[Plot]]:
         ],
         "Asynchrony": [
             Plot("staleness", "Staleness of the trained trajectories", figures.staleness(rows)),
+            Plot(
+                "token-ages",
+                "Age of the trained tokens",
+                figures.staleness(rows, "staleness/tokens", "tokens"),
+            ),
+            Plot(
+                "turn-ages", "Age of the trained turns", figures.staleness(rows, "staleness/turns", "turns")
+            ),
+            Plot(
+                "mixed",
+                "Trajectories of several versions",
+                figures.lines(rows, {"staleness/mixed_share": "share"}, "% of the batch", 100),
+            ),
+        ],
+        "Waste": [
             Plot("wasted", "Wasted tokens by reason", figures.wasted(rows)),
+            Plot("wasted-domains", "Wasted tokens by domain", figures.wasted_of_domains(rows)),
+            Plot("prefilled", "Context prefilled for nothing, or again", figures.prefilled(rows)),
         ],
         "Time": [
             Plot("stages", "Stage times", figures.stage_times(rows), wide=True),
             *(
                 Plot(f"throughput-{index}", title, figure)
                 for index, (title, figure) in enumerate(figures.throughput(rows))
+            ),
+        ],
+        "Rewards": [
+            Plot(
+                "reward-use",
+                "Utilisation",
+                figures.lines(
+                    rows,
+                    {
+                        "reward/utilisation": "dedicated workers",
+                        "reward/function_utilisation": "function service",
+                    },
+                    "% of their time",
+                    100,
+                ),
+            ),
+            Plot(
+                "reward-latency",
+                "What an episode waits for its reward",
+                figures.lines(
+                    rows,
+                    {"reward/latency_p50": "median", "reward/latency_p99": "99th percentile"},
+                    "milliseconds",
+                    1000,
+                ),
             ),
         ],
         "Training": [
@@ -142,48 +205,6 @@ def _train_metrics(rows: Sequence[Row]) -> list[str]:
         return next(starts, len(FIRST_TRAIN_METRICS))
 
     return sorted(names, key=order)
-
-
-def _summary(options: Mapping[str, Any], name: str) -> list[str]:
-    """What the run was, in a few words, from the options that are there."""
-    train, model = options.get("train") or {}, options.get("model") or {}
-    words = [f"run {name}"] if options.get("name") not in (None, name) else []
-    if "mode" in train:
-        words.append(f"mode {train['mode']}")
-    if "alpha" in train:
-        words.append(f"staleness bound α = {train['alpha']}")
-    if kind := (train.get("algorithm") or {}).get("kind"):
-        words.append(str(kind).upper())
-    if "groups" in train and "group_size" in train:
-        words.append(f"{train['groups']} groups of {train['group_size']}")
-    if "path" in model:
-        words.append(Path(model["path"]).name if model["path"] else "a model built for the campaign")
-    return words
-
-
-def _facts(rows: Sequence[Row], options: Mapping[str, Any], seconds: float) -> list[tuple[str, str]]:
-    """The run's totals: (label, value)."""
-    planned = (options.get("train") or {}).get("steps")
-    facts = [
-        ("train steps", f"{len(rows)} of {planned}" if planned is not None else str(len(rows))),
-        ("wall time", duration(seconds)),
-    ]
-    if not rows:
-        return facts
-    facts.append(("trajectories", _big(_total(rows, "trajectories"))))
-    facts.append(("trained tokens", _big(_total(rows, "tokens/trained"))))
-    facts.append(("sampled tokens", _big(_total(rows, "tokens/sampled"))))
-    if (share := wasted_share(rows)) is not None:
-        facts.append(("wasted tokens", f"{share:.1%}"))
-    histograms = [staleness_histogram(row) for row in rows]
-    longest = max(map(len, histograms))
-    summed = [sum(h[age] for h in histograms if age < len(h)) for age in range(longest)]
-    if (staleness := mean_staleness(summed)) is not None:
-        facts.append(("mean staleness", f"{staleness:.2f}"))
-    step_seconds = [value for row in rows if (value := number(row, "seconds/step")) is not None]
-    if step_seconds:
-        facts.append(("seconds a step", f"{sum(step_seconds) / len(step_seconds):.1f}"))
-    return facts
 
 
 def _evaluation(evaluation: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -223,24 +244,3 @@ def _smoothing_caption(rows: Sequence[Row]) -> str:
     if len(rows) < 2 or not domains(rows):
         return ""
     return "Thin: mean reward of a step's trajectories. Bold: its exponential moving average."
-
-
-def _total(rows: Sequence[Row], key: str) -> float:
-    return sum(number(row, key) or 0.0 for row in rows)
-
-
-def _big(value: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if value >= limit:
-            return f"{value / (1e3 if unit == 'k' else limit):.3g} {unit}"
-    return f"{value:,.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them: `42 s`, `3 min 20 s`, `2 h 05 min`."""
-    minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"

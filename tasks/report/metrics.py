@@ -7,13 +7,26 @@ groups/zero_variance        groups whose rewards were all equal
 groups/short                groups that lost members
 reward/<domain>/mean        over the step's trajectories      reward/<domain>/count
 staleness/histogram         counts of trajectories; the index is the staleness
+staleness/tokens            counts of trained tokens by their own age
+staleness/turns             counts of trained turns by their oldest token's age
+staleness/mean, staleness/token_mean, staleness/turn_mean
+staleness/mixed_share       of the trajectories, those that more than one policy version sampled
 tokens/trained, tokens/sampled
-tokens/wasted/<reason>      cancelled, stale, failed, zero_variance
+tokens/wasted/<reason>      sampled and not trained: cancelled, stale, failed, zero_variance
+waste/<domain>/<reason>     the same by domain
+context/trained             context of what was trained, each token once; context/wasted/<reason> of the rest
+tokens/recomputed           context whose KV was rebuilt under new weights
 seconds/<stage>             time of a stage                   seconds/step  of the whole step
 train/<name>                the trainer's own numbers: loss, gradient norm, entropy, weights ...
 rollout/turns, rollout/tokens_per_second
 episode/<domain>/turns, episode/<domain>/tokens               means over episodes
 outcomes/<stop reason>      trajectories that ended so
+reward/latency_p50, reward/latency_p99    seconds that an episode waits for its reward
+reward/utilisation          of dedicated reward workers: seconds computed over workers x wall time
+reward/workers, reward/calls, reward/busy_seconds    of these
+reward/function_utilisation of a function service: seconds with work over seconds of activations
+reward/function_calls, reward/function_seconds, reward/activations, reward/cold_starts,
+reward/cold_start_seconds, reward/lost_activations, reward/retries, reward/concurrency_peak
 evaluation/<domain>/mean    of an evaluation after this step, where there was one; also low, high
 """
 
@@ -59,8 +72,14 @@ def rewards(row: Row) -> dict[str, float]:
     return {name.removesuffix("/mean"): value for name, value in values.items() if name.endswith("/mean")}
 
 
+def histogram(row: Row, key: str) -> list[int]:
+    """Counts by index; empty where the row has none."""
+    return [int(count) for count in row.get(key) or []]
+
+
 def staleness_histogram(row: Row) -> list[int]:
-    return [int(count) for count in row.get("staleness/histogram") or []]
+    """Of trajectories."""
+    return histogram(row, "staleness/histogram")
 
 
 def mean_staleness(histogram: Sequence[int]) -> float | None:
@@ -71,6 +90,27 @@ def mean_staleness(histogram: Sequence[int]) -> float | None:
 def wasted_tokens(row: Row) -> dict[str, float]:
     """Sampled tokens that no train step used, by reason."""
     return numbers(row, "tokens/wasted/")
+
+
+def wasted_by_domain(row: Row) -> dict[str, float]:
+    """The same by domain, whatever the reason."""
+    summed: dict[str, float] = {}
+    for name, tokens in numbers(row, "waste/").items():
+        domain = name.rpartition("/")[0]
+        summed[domain] = summed.get(domain, 0.0) + tokens
+    return summed
+
+
+def context_wasted(row: Row) -> dict[str, float]:
+    """Tokens prefilled for nothing by reason, and those prefilled again under new weights, "recomputed"."""
+    wasted = numbers(row, "context/wasted/")
+    recomputed = number(row, "tokens/recomputed")
+    return wasted if recomputed is None else {**wasted, "recomputed": recomputed}
+
+
+def reward_numbers(row: Row) -> dict[str, float]:
+    """What rewards took, `reward/<name>`, without the domains' means and counts."""
+    return {name: value for name, value in numbers(row, "reward/").items() if "/" not in name}
 
 
 def wasted_share(rows: Iterable[Row]) -> float | None:

@@ -2,8 +2,10 @@
 
     campaign.yaml      the campaign, every option written out
     metrics.jsonl      one flat JSON object a train step (names: `tasks.report.metrics`)
+    ends.jsonl         one trajectory a line that was trained or dropped (`tasks.train.ends.End.row`)
     timeline.jsonl     one span of work a line
     evaluation.json    held-out rewards of the untrained and the trained policy
+    bindings.json      which pools serve the roles and domains, and why (`tasks.bindings`)
     logs/  tensorboard/  report.html
 
 Lines are appended whole and reach the operating system at once, so a killed process leaves at most one torn
@@ -13,7 +15,7 @@ last line, which readers pass over and the next append removes.
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -48,6 +50,7 @@ class RunFiles:
         self.folder = Path(folder)
         self.campaign_file = self.folder / "campaign.yaml"
         self.metrics_file = self.folder / "metrics.jsonl"
+        self.ends_file = self.folder / "ends.jsonl"
         self.timeline_file = self.folder / "timeline.jsonl"
         self.evaluation_file = self.folder / "evaluation.json"
         self.report_file = self.folder / "report.html"
@@ -65,13 +68,17 @@ class RunFiles:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Numbers that JSON cannot say (NaN, infinities) are written as null."""
-        _append_line(self.metrics_file, row)
+        _append_lines(self.metrics_file, [row])
+
+    def append_ends(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Trajectories whose fate was decided with one batch; each row has its "step"."""
+        _append_lines(self.ends_file, rows)
 
     def append_span(self, lane: str, stage: str, step: int, start: float, end: float) -> None:
         """Raises ValueError when the span ends before it starts."""
         if end < start:
             raise ValueError(f"span {stage!r} of step {step} ends at {end}, before its start at {start}")
-        _append_line(self.timeline_file, asdict(Span(lane, stage, step, start, end)))
+        _append_lines(self.timeline_file, [asdict(Span(lane, stage, step, start, end))])
 
     def write_evaluation(
         self, untrained: Mapping[str, Interval], trained: Mapping[str, Interval], **settings: Any
@@ -102,6 +109,10 @@ class RunFiles:
     def read_metrics(self) -> list[dict[str, Any]]:
         """Raises `RunFilesDamaged`."""
         return _read_lines(self.metrics_file)
+
+    def read_ends(self) -> list[dict[str, Any]]:
+        """Raises `RunFilesDamaged`."""
+        return _read_lines(self.ends_file)
 
     def read_spans(self) -> list[Span]:
         """Raises `RunFilesDamaged`."""
@@ -138,6 +149,14 @@ class RunFiles:
         _keep_lines(self.timeline_file, lambda line: int(line["step"]) < step)
         return seconds
 
+    def drop_ends_from_step(self, step: int) -> None:
+        """Forget ends that were decided with the batch of `step` or a later one, none of which is committed.
+
+        Those of batches that are committed stay, also where they are trained again: no batch decides them
+        a second time.
+        """
+        _keep_lines(self.ends_file, lambda line: int(line["step"]) < step)
+
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
@@ -147,9 +166,9 @@ def replace_file(path: Path, text: str) -> None:
     os.replace(draft, path)
 
 
-def _append_line(path: Path, record: Mapping[str, Any]) -> None:
+def _append_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(_plain(record), allow_nan=False).encode() + b"\n"
+    lines = "".join(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records).encode()
     with path.open("ab+") as file:
         size = file.seek(0, os.SEEK_END)
         if size:
@@ -157,7 +176,7 @@ def _append_line(path: Path, record: Mapping[str, Any]) -> None:
             if file.read(1) != b"\n":
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(line)
+        file.write(lines)
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:

@@ -8,7 +8,14 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from tasks.report.metrics import Row, number, staleness_histogram
+from tasks.report.metrics import Row, histogram, number
+
+HISTOGRAMS = {
+    "staleness/histogram": "staleness",
+    "staleness/tokens": "staleness_of_tokens",
+    "staleness/turns": "staleness_of_turns",
+}
+"""Metrics that are counts by age, and their tags."""
 
 
 class TensorBoardLog:
@@ -35,10 +42,11 @@ class TensorBoardLog:
         self.close()
 
     def write(self, row: Row) -> None:
-        """Every numeric key of a step's metrics as a scalar, its staleness as a histogram."""
+        """Every numeric key of a step's metrics as a scalar, ages as histograms."""
         values = list(_scalars(row))
-        if histogram := staleness_histogram(row):
-            values.append(Summary.Value(tag="staleness", histo=_count_histogram(histogram)))
+        for key, tag in HISTOGRAMS.items():
+            if counts := histogram(row, key):
+                values.append(Summary.Value(tag=tag, histo=_count_histogram(counts)))
         wall_time = self._started_at + (number(row, "time") or 0.0)
         self._writer.add_event(
             Event(wall_time=wall_time, step=int(row["step"]), summary=Summary(value=values))

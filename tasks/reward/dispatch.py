@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from infra.child_pool import ChildPool
 from infra.children import ChildError
@@ -11,6 +12,7 @@ from tasks.reward.functions import IN_PROCESS, RewardError, RewardInput, judge, 
 from tasks.reward.reward_queue import ServerlessCounts
 from tasks.reward.serverless import ServerlessTraits, traits_of
 from tasks.reward.serverless_dispatch import ServerlessRewards
+from tasks.reward.usage import RewardUsage
 from tasks.trajectory import InfraError, Outcome, outcome_from_json
 
 
@@ -67,6 +69,32 @@ class RewardWorkers:
     def serverless_counts(self) -> ServerlessCounts | None:
         """What the function service has been asked to do; None where it is not used."""
         return self._remote.counts if self._remote is not None else None
+
+    def usage(self) -> RewardUsage:
+        """What has been done so far, here and on the service."""
+        usage = RewardUsage()
+        if self._pool is not None:
+            usage = replace(
+                usage,
+                workers=self._pool.size,
+                calls=self._pool.calls,
+                busy_seconds=self._pool.busy_seconds,
+            )
+        if self._remote is not None:
+            counts = self._remote.counts
+            usage = replace(
+                usage,
+                function_calls=counts.asked,
+                function_seconds=self._remote.function_seconds,
+                function_busy_seconds=counts.busy_seconds,
+                activations=counts.activations,
+                cold_starts=counts.cold_starts,
+                cold_start_seconds=counts.cold_start_seconds,
+                lost_activations=counts.lost,
+                retries=counts.retries,
+                concurrency_peak=counts.concurrency_peak,
+            )
+        return usage
 
     async def close(self) -> None:
         if self._pool is not None:

@@ -78,6 +78,8 @@ class ServerlessCounts:
     given_up: int = 0
     busy_seconds: float = 0.0  # of activations with rewards to judge
     activation_seconds: float = 0.0  # of activations that ended in good order
+    gone_seconds: float = 0.0  # of all that are gone, from the decision to start them
+    concurrency_peak: int = 0  # most activations at a time
 
 
 class RewardQueue:
@@ -101,6 +103,14 @@ class RewardQueue:
     @property
     def activations(self) -> list[str]:
         return list(self._activations)
+
+    def function_seconds(self, time: float) -> float:
+        """Seconds of all activations so far, from the decision to start to the end, or until now.
+
+        Cold starts included, so a service bills that much at most.
+        """
+        alive = sum(time - activation.started for activation in self._activations.values())
+        return self.counts.gone_seconds + alive
 
     def starting(self) -> list[str]:
         """Activations that have not reported yet."""
@@ -239,12 +249,14 @@ class RewardQueue:
         activation = _Activation(next(self._names), time, time)
         self._activations[activation.name] = activation
         self.counts.activations += 1
+        self.counts.concurrency_peak = max(self.counts.concurrency_peak, len(self._activations))
         return activation
 
     def _drop(self, name: str, reason: str, time: float) -> None:
         activation = self._activations.pop(name, None)
         if activation is None:
             return
+        self.counts.gone_seconds += time - activation.started
         for request in reversed(activation.assigned.values()):
             pause = min(self._config.retry_pause_s * 2**request.tries, _LONGEST_PAUSE_S)
             request.tries += 1

@@ -77,6 +77,11 @@ class ServerlessRewards:
         """What this dispatch has done so far: for metrics."""
         return self._queue.counts
 
+    @property
+    def function_seconds(self) -> float:
+        """Of activations so far, those that run included."""
+        return self._queue.function_seconds(now())
+
     async def start(self) -> None:
         """Open the service and begin its warm activations. Raises `ServerlessError`."""
         sections: dict[str, Any] = {}

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from infra.object_store import ObjectStore
+from tasks.train.staleness import staleness
 from tasks.trajectory import Trajectory
 from tasks.trajectory_arrow import SCHEMA, from_record_batch, to_record_batch
 
@@ -34,16 +35,21 @@ def write_archive(
     trajectories: Sequence[Trajectory],
     advantages: Sequence[float | None] | None = None,
 ) -> str:
-    """Archive a trained batch, in place of an earlier archive of that step. Returns its key."""
+    """Archive a trained batch, in place of an earlier archive of that step. Returns its key.
+
+    Raises ValueError for a version stamp that the trained version cannot have seen.
+    """
     if advantages is not None and len(advantages) != len(trajectories):
         raise ValueError(f"{len(advantages)} advantages for {len(trajectories)} trajectories")
+    for trajectory in trajectories:
+        staleness(trained_version, trajectory.newest_version)
     rows = pa.Table.from_batches([to_record_batch(trajectories)], SCHEMA)
     oldest = [trajectory.oldest_version for trajectory in trajectories]
     added = [
         [step] * len(trajectories),
         [trained_version] * len(trajectories),
         oldest,
-        [trained_version - version for version in oldest],
+        [staleness(trained_version, version) for version in oldest],
         [trajectory.sampled_tokens for trajectory in trajectories],
         [None] * len(trajectories) if advantages is None else list(advantages),
     ]

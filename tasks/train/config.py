@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from infra.config import Config
+from tasks.train.modes import MODES, ModeName
 
 Aggregation = Literal[
     "token_mean", "token_sum", "sequence_mean_token_sum", "sequence_mean_token_mean", "sequence_sum_constant"
@@ -169,10 +170,14 @@ class TrainConfig(Config):
     """Trajectories in a group, compared with each other."""
     batch_trajectories: PositiveInt | None = None
     """Trajectories in a batch, for those who think in these: must equal groups x group_size."""
-    mode: Literal["sync", "tutti"] = "tutti"
+    mode: ModeName = "tutti"
+    """`sync`, `sync_plus`, `one_off`, `areal` or `tutti`: tasks/train/modes.py has the table."""
     alpha: NonNegativeInt = 1
-    """Bound on staleness in policy versions; 0 in mode `sync`."""
+    """Bound on staleness in policy versions: 0 in modes `sync` and `sync_plus`, 1 in `one_off`."""
     redundancy: RedundancyConfig = Field(default_factory=RedundancyConfig)
+    group_deadline_s: PositiveFloat | None = None
+    """A group that has run this long is closed with the members it has, or replaced where it has none. It
+    counts from when the group is handed to the environments, so a wait for a place there is part of it."""
     algorithm: GrpoConfig = Field(default_factory=GrpoConfig)
     trainer: AnyTrainerConfig = Field(default_factory=TorchTrainerConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
@@ -194,13 +199,29 @@ class TrainConfig(Config):
                 f"batch_trajectories ({self.batch_trajectories}) is not groups x group_size "
                 f"({self.groups} x {self.group_size}): change one of them"
             )
-        if self.mode == "sync" and self.alpha != 0:
-            raise ValueError(f"alpha must be 0 in mode sync, not {self.alpha}: change alpha or mode")
-        if self.mode == "tutti" and self.alpha == 0:
-            raise ValueError("alpha must be at least 1 in mode tutti: change alpha, or take mode sync")
+        self._check_alpha()
+        if MODES[self.mode].lockstep and self.redundancy != RedundancyConfig():
+            raise ValueError(
+                f"redundancy cannot outrun stragglers in mode {self.mode}, where every turn waits for all of "
+                "the batch: take redundancy away, or change mode to sync_plus"
+            )
         if self.groups % self.trainer.mini_batches:
             raise ValueError(
                 f"groups ({self.groups}) must be a multiple of trainer.mini_batches "
                 f"({self.trainer.mini_batches}), so that no group is split between optimiser steps"
             )
         return self
+
+    def _check_alpha(self) -> None:
+        mode = MODES[self.mode]
+        if self.alpha < mode.lowest_alpha:
+            fitting = [name for name, other in MODES.items() if other.lowest_alpha <= self.alpha]
+            raise ValueError(
+                f"alpha must be at least {mode.lowest_alpha} in mode {mode.name}, not {self.alpha}: "
+                f"change alpha, or take mode {' or '.join(fitting)}"
+            )
+        if mode.highest_alpha is not None and self.alpha > mode.highest_alpha:
+            raise ValueError(
+                f"alpha must be {mode.highest_alpha} in mode {mode.name}, not {self.alpha}: "
+                "change alpha or mode"
+            )

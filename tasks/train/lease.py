@@ -9,6 +9,7 @@ life and death costs a run its trainer, never its consistency.
 """
 
 import asyncio
+import logging
 import os
 import re
 import secrets
@@ -23,10 +24,14 @@ from pathlib import Path
 import psutil
 from pydantic import BaseModel, ConfigDict
 
+from infra.blocking_calls import in_daemon_thread
 from infra.clock import wall
 from infra.object_store import MissingObject, ObjectStore
 
+logger = logging.getLogger(__name__)
+
 _EPOCH = re.compile(r"lease/(\d{8,})\.json")
+_RELEASE_LIMIT_S = 10.0
 _SAME_START_S = 2.0  # the system derives a start time from its boot time, which clock corrections shift
 
 
@@ -233,7 +238,7 @@ class TrainerLease:
             raise
         finally:
             keeper.cancel()
-            lease.release()
+            await lease.released()
 
     @property
     def epoch(self) -> int:
@@ -257,16 +262,38 @@ class TrainerLease:
                 self._beat()
 
     async def keep(self) -> None:
-        """Renew the lease until cancelled. Raises `LeaseLost`; the trainer must then stop."""
+        """Renew the lease until cancelled. Raises `LeaseLost`; the trainer must then stop.
+
+        A store that cannot be reached is asked again: who takes over meanwhile is found by the next `check`.
+        """
         while True:
             await asyncio.sleep(self._record.ttl_s / 3)
-            await asyncio.to_thread(self.renew)
+            try:
+                await in_daemon_thread(self.renew)
+            except LeaseLost:
+                raise
+            except Exception as error:  # whatever the store's client raises
+                logger.warning("the lease on %s was not renewed: %s", self._store.url, error)
 
     def release(self) -> None:
-        """Let the next trainer take over at once. Nothing may be written under this lease afterwards."""
+        """Let the next trainer take over at once. Nothing may be written under this lease afterwards.
+
+        Where the store cannot be reached, the lease is left to expire, or to be found without its process.
+        """
         with self._beating:
             self._released = True
-            self._beat()
+            try:
+                self._beat()
+            except Exception as error:  # whatever the store's client raises
+                logger.warning("the lease on %s was not released: %s", self._store.url, error)
+
+    async def released(self) -> None:
+        """`release`, for which a store that does not answer is waited for some seconds only."""
+        try:
+            async with asyncio.timeout(_RELEASE_LIMIT_S):
+                await asyncio.shield(in_daemon_thread(self.release))
+        except TimeoutError:
+            logger.warning("the lease on %s was not released: no answer", self._store.url)
 
     def _beat(self) -> None:
         heartbeat = Heartbeat(count=self._count, at=self._clock(), released=self._released)

@@ -8,13 +8,14 @@ in a real run and in simulation.
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tasks.environment.redundancy import GroupProgress
+from tasks.environment.redundancy import GroupProgress, counts
 from tasks.train.admission import capacity, horizon_slots
 from tasks.train.advantages import has_signal
 from tasks.train.batching import DomainQuota, ReadyGroup, choose
 from tasks.train.config import TrainConfig
+from tasks.train.ends import End, Ends, Fate
 from tasks.train.modes import MODES
 from tasks.train.staleness import oldest_admissible
 from tasks.trajectory import MemberSpec, Reward, StopReason, TrajectoryHeader, TrajectoryKey
@@ -53,6 +54,7 @@ class Batch:
     groups: list[ReadyGroup]
     retired_groups: list[int]  # dropped for good since the batch before
     counts: Counter[str]
+    ends: list[End] = field(default_factory=list)  # whose fate was decided since the batch before
 
 
 class Ledger:
@@ -85,6 +87,7 @@ class Ledger:
         self._cancelling: set[TrajectoryKey] = set()
         self._retired: list[int] = []
         self._counts: Counter[str] = Counter()
+        self._ends = Ends()
 
     def restore(
         self,
@@ -121,13 +124,16 @@ class Ledger:
         for group, headers in sorted(kept.items()):
             progress = self._progress(group, headers[0].domain)
             for header in sorted(headers, key=lambda header: header.key):
-                progress.done.setdefault(header.key.member, header)
+                if progress.done.setdefault(header.key.member, header) is header:
+                    self._ends.wait(header)
+                else:  # an earlier attempt was committed too, though its announcement was lost
+                    self._ends.over(header, Fate.CANCELLED)
             self._open[group] = progress
             self._initiated[group] = min(header.initiating_version for header in headers)
 
     def begin(self) -> list[Instruction]:
         """Start what there is room for, and what a restored group still lacks."""
-        instructions = self._cancel_older_than(self.oldest_admissible_version)
+        instructions = self._cancel_too_old()
         for group in list(self._open):
             progress = self._open[group]
             if len(progress.done) < progress.size:
@@ -145,15 +151,15 @@ class Ledger:
         """A trajectory ended, for whatever reason. Raises `TooManyFailures` or `NoSignal`."""
         if header.key in self._cancelling:
             self._cancelling.discard(header.key)
-            self._counts[f"outcomes/{header.stop}"] += 1
-            self._counts["tokens/sampled"] += header.sampled_tokens
-            reason = "stale" if header.stop is StopReason.STALE else "cancelled"
-            self._counts[f"tokens/wasted/{reason}"] += header.sampled_tokens
+            self._count_end(header)
+            stale = header.stop is StopReason.STALE
+            self._ends.over(header, Fate.STALE if stale else Fate.CANCELLED)
             return []
         progress = self._open.get(header.key.group)
         if progress is None or progress.running.get(header.key.member) != header.key.attempt:
             return []
         self._count_end(header)
+        self._decide_end(header)
         retry = progress.ended(header)
         instructions: list[Instruction] = []
         if retry is not None:
@@ -162,31 +168,48 @@ class Ledger:
             instructions += self._close(header.key.group)
         return instructions + self._fill()
 
+    def deadline_passed(self, group: int) -> list[Instruction]:
+        """The group has run for `train.group_deadline_s`: what it has must do, or another takes its place.
+
+        Of a group that is not open any more this is no news.
+        """
+        if group not in self._open:
+            return []
+        self._counts["groups/overdue"] += 1
+        return self._close(group) + self._fill()
+
     def take_batch(self) -> tuple[Batch | None, list[Instruction]]:
         """The next step's batch if its groups are ready; what has become too old by then is dropped."""
-        instructions: list[Instruction] = []
-        bound = oldest_admissible(self.next_step, self._train.alpha)
-        for ready in [group for group in self._ready.values() if group.oldest_version < bound]:
-            self._drop(ready, "stale")
-        if self._mode.bounds_every_turn:
-            instructions += self._cancel_older_than(bound)
+        instructions = self._cancel_too_old()
         chosen = choose(list(self._ready.values()), self._quota.of_batch(self.next_step))
         if chosen is None:
             return None, instructions + self._fill()
         for group in chosen:
             del self._ready[group.group]
             self._trained[group.domain] += 1
-        batch = Batch(self.next_step, chosen, self._retired, self._counts)
+            self._ends.decide(group.group, Fate.TRAINED, group.members)
         self.next_step += 1
-        self._retired, self._counts = [], Counter()
-        if self._mode.bounds_every_turn:
-            instructions += self._cancel_older_than(oldest_admissible(self.next_step, self._train.alpha))
+        instructions += self._cancel_too_old() if self.next_step < self._train.steps else self._cancel_all()
+        batch = self._batch(self.next_step - 1, chosen)
         return batch, instructions + self._fill()
+
+    def rest(self) -> list[End]:
+        """What was decided since the last batch, each once: of a run that is over no batch will tell."""
+        return self._ends.take()
 
     @property
     def oldest_admissible_version(self) -> int:
-        """Trajectories begun before this version can no longer be trained."""
+        """Trajectories begun before this version get no further turn; 0 in a mode without this bound."""
+        if not self._mode.bounds_staleness:
+            return 0
         return oldest_admissible(self.next_step, self._train.alpha)
+
+    @property
+    def oldest_version_needed(self) -> int:
+        """No trajectory begun before this version is waiting, running, or will be begun."""
+        waiting = (member for ready in self._ready.values() for member in ready.members)
+        begun = (member.initiating_version for member in waiting)
+        return min([self.version, *self._initiated.values(), *begun])
 
     @property
     def running_members(self) -> int:
@@ -196,8 +219,14 @@ class Ledger:
     def ready_groups(self) -> int:
         return len(self._ready)
 
+    @property
+    def groups_held(self) -> frozenset[int]:
+        """Groups that are open or ready: a batch may still hold them."""
+        return frozenset(self._open.keys() | self._ready.keys())
+
     def _fill(self) -> list[Instruction]:
-        if self.version < self.oldest_admissible_version:
+        over = self.next_step >= self._train.steps
+        if over or self.version < oldest_admissible(self.next_step, self._train.alpha):
             return []
         slots = horizon_slots(
             version=self.version,
@@ -205,6 +234,7 @@ class Ledger:
             groups_per_batch=self._train.groups,
             steps=self._train.steps,
             redundant_groups=self._train.redundancy.groups,
+            last_batch=self.next_step if self._mode.one_batch_at_a_time else None,
         )
         counted = Counter(self._trained)
         counted.update(progress.domain for progress in self._open.values())
@@ -259,12 +289,12 @@ class Ledger:
         if len(ready.members) < progress.size:
             self._counts["groups/short"] += 1
         if not ready.members:
-            self._drop(ready, "failed")
+            self._drop(ready, Fate.FAILED)
             return instructions
         if not has_signal([reward_of(member) for member in ready.members]):
             self._counts["groups/zero_variance"] += 1
             if self._train.algorithm.zero_variance == "refill":
-                self._drop(ready, "zero_variance")
+                self._drop(ready, Fate.ZERO_VARIANCE)
                 self._check_signal()
                 return instructions
         self._ready[group] = ready
@@ -280,13 +310,37 @@ class Ledger:
                 "Make the domains easier or harder, or change train.algorithm.zero_variance or refill_tries"
             )
 
-    def _cancel_older_than(self, bound: int) -> list[Instruction]:
+    def _batch(self, step: int, groups: list[ReadyGroup]) -> Batch:
+        """The batch with all that was decided since the one before."""
+        ends = self._ends.take()
+        for end in ends:
+            if end.fate is not Fate.TRAINED:
+                self._counts[f"tokens/wasted/{end.fate}"] += end.header.sampled_tokens
+        batch = Batch(step, groups, self._retired, self._counts, ends)
+        self._retired, self._counts = [], Counter()
+        return batch
+
+    def _cancel_too_old(self) -> list[Instruction]:
+        """Give up what the next batch may not hold, and all batches after it."""
+        bound = self.oldest_admissible_version
+        for ready in [group for group in self._ready.values() if group.oldest_version < bound]:
+            self._drop(ready, Fate.STALE)
+        open_groups = [group for group, version in self._initiated.items() if version < bound]
+        return self._give_up(open_groups, StopReason.STALE, Fate.STALE)
+
+    def _cancel_all(self) -> list[Instruction]:
+        """Give up what is left when the last batch is there."""
+        for ready in list(self._ready.values()):
+            self._drop(ready, Fate.CANCELLED)
+        return self._give_up(list(self._open), StopReason.CANCELLED, Fate.CANCELLED)
+
+    def _give_up(self, open_groups: list[int], reason: StopReason, fate: Fate) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for group in [group for group, version in self._initiated.items() if version < bound]:
+        for group in open_groups:
             progress = self._open.pop(group)
             del self._initiated[group]
-            instructions += self._cancel_running(progress, StopReason.STALE)
-            self._drop(ReadyGroup(group, progress.domain, tuple(progress.done.values())), "stale")
+            instructions += self._cancel_running(progress, reason)
+            self._drop(ReadyGroup(group, progress.domain, tuple(progress.done.values())), fate)
         return instructions
 
     def _cancel_running(self, progress: GroupProgress, reason: StopReason) -> list[Instruction]:
@@ -297,18 +351,24 @@ class Ledger:
         self._cancelling.update(keys)
         return [Cancel(key, reason) for key in keys]
 
-    def _drop(self, ready: ReadyGroup, reason: str) -> None:
+    def _drop(self, ready: ReadyGroup, fate: Fate) -> None:
         self._ready.pop(ready.group, None)
         self._retired.append(ready.group)
-        self._counts[f"groups/dropped/{reason}"] += 1
-        self._counts[f"tokens/wasted/{reason}"] += sum(member.sampled_tokens for member in ready.members)
+        self._counts[f"groups/dropped/{fate}"] += 1
+        self._ends.decide(ready.group, fate)
 
     def _count_end(self, header: TrajectoryHeader) -> None:
         self._counts[f"outcomes/{header.stop}"] += 1
         self._counts["tokens/sampled"] += header.sampled_tokens
         self._counts["rollout/turns"] += header.turns
-        if not isinstance(header.outcome, Reward):
-            self._counts["tokens/wasted/failed"] += header.sampled_tokens
+
+    def _decide_end(self, header: TrajectoryHeader) -> None:
+        if counts(header):
+            self._ends.wait(header)
+        elif header.stop.is_aborted:
+            self._ends.over(header, Fate.STALE if header.stop is StopReason.STALE else Fate.CANCELLED)
+        else:
+            self._ends.over(header, Fate.FAILED)
             self._counts["failures"] += 1
             if self._counts["failures"] > self._failure_budget:
                 raise TooManyFailures(

@@ -22,6 +22,7 @@ from tasks.train.algorithms import make_algorithm
 from tasks.train.archive import write_archive
 from tasks.train.checkpoint import Checkpoints
 from tasks.train.process_group import gather_json, rank
+from tasks.train.token_ages import age_metrics
 from tasks.train.trainers import make_trainer
 from tasks.trajectory import Trajectory
 from tasks.trajectory_arrow import from_arrow_many
@@ -85,11 +86,12 @@ class TrainerService:
                 return None
         raise RpcError("unknown_method", command)
 
-    def train(self, step: int, trajectories: list[tuple[str, int]]) -> dict[str, float]:
+    def train(self, step: int, trajectories: list[tuple[str, int]]) -> dict[str, Any]:
         """One train step on the batch of these (name, version partition), and the metrics of it.
 
         Raises `RpcError`: `wrong_step` when the step is not the next one, since a batch is trained once;
-        `unreadable_batch` when a rank cannot read it.
+        `unreadable_batch` when a rank cannot read it; `impossible_stamps` when it holds tokens of versions
+        that the step cannot have seen.
         """
         if step != self.version:
             raise RpcError(
@@ -97,10 +99,14 @@ class TrainerService:
             )
         batch = self._read(trajectories)
         segments = [segment for trajectory in batch for segment in trajectory.segments()]
+        try:
+            ages = age_metrics(step, batch)
+        except ValueError as error:
+            raise RpcError("impossible_stamps", str(error)) from None
         metrics = self._trainer.train_step(self._algorithm.prepare(segments), self._algorithm)
         if rank() == 0:
             write_archive(self._archive, step, step, batch)
-        return metrics
+        return {**metrics, **ages}
 
     def save(self) -> None:
         self._trainer.save(self._checkpoints)

@@ -16,8 +16,12 @@ def step_row(
     step_seconds: float,
     trainer: Mapping[str, float],
     alpha: int,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Flat keys, as `tasks.report` documents them. `time` is seconds since the run began."""
+    """Flat keys, as `tasks.report` documents them. `time` is seconds since the run began.
+
+    `more` is what no other argument has, taken as it is. Raises ValueError for an impossible version stamp.
+    """
     entries = manifest.trajectories
     by_domain: dict[str, list[Any]] = defaultdict(list)
     for entry in entries:
@@ -45,4 +49,4 @@ def step_row(
         manifest.counts.get("tokens/sampled", 0) / step_seconds if step_seconds else 0.0
     )
     row |= {f"seconds/{stage}": seconds for stage, seconds in stage_seconds.items()}
-    return row | dict(trainer)
+    return row | dict(more or {}) | dict(trainer)

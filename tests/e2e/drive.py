@@ -1,6 +1,6 @@
 """Train a run in a process of its own, without Prefect: `python -m tests.e2e.drive CAMPAIGN_FILE RUN`.
 
-It begins the run or resumes it, and prints a line a step.
+It begins the run or resumes it, and prints a line a step. Exit status 3 says that it lost a part.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from flows.async_train import directly, train_loop
 from flows.preparation import open_run, prepare_model
 from tasks.campaign import Campaign
 from tasks.session import open_session
+from tasks.supervision import PartLost
 
 
 async def drive(campaign: Campaign, run: str) -> None:
@@ -26,5 +27,14 @@ async def drive(campaign: Campaign, run: str) -> None:
         await train_loop(session, directly)
 
 
+def main() -> int:
+    try:
+        asyncio.run(drive(Campaign.load(sys.argv[1]), sys.argv[2]))
+    except PartLost as lost:
+        print(lost, file=sys.stderr)
+        return 3
+    return 0
+
+
 if __name__ == "__main__":
-    asyncio.run(drive(Campaign.load(sys.argv[1]), sys.argv[2]))
+    sys.exit(main())

@@ -106,7 +106,7 @@ def test_a_run_that_has_done_its_steps_ends_at_once(model: Path, tmp_path: Path)
     assert run_to_the_end(file, "run") == ["from 1"]
 
 
-def test_in_sync_mode_with_one_environment_at_a_time_a_resumed_run_is_bit_equal_to_an_unbroken_one(
+def test_in_mode_sync_plus_with_one_environment_at_a_time_a_resumed_run_is_bit_equal_to_an_unbroken_one(
     model: Path, tmp_path: Path
 ) -> None:
     campaign = small_campaign(
@@ -114,7 +114,7 @@ def test_in_sync_mode_with_one_environment_at_a_time_a_resumed_run_is_bit_equal_
         tmp_path,
         domains={"sums": SUMS, "turns": slow_turns(latency_ms=1, turns=2)},
         environment={"workers": 1, "concurrent_trajectories": 1},
-        train={"steps": 4, "mode": "sync", "alpha": 0},
+        train={"steps": 4, "mode": "sync_plus", "alpha": 0},
     )
     file = saved(campaign, tmp_path)
     run_to_the_end(file, "unbroken")

@@ -104,7 +104,9 @@ def test_a_killed_run_resumes_from_s3_alone_and_leaves_its_files_there(
     assert sum(key.startswith("samples/archive/") for key in keys) == steps
     assert sorted(path.name for path in (elsewhere / "run").iterdir()) == [
         ".mirror",
+        "bindings.json",
         "campaign.yaml",
+        "ends.jsonl",
         "logs",
         "metrics.jsonl",
         "timeline.jsonl",

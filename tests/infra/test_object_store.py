@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from infra.object_store import MissingObject, ObjectStore, UnsupportedStore
+from infra.remote_files import UnreachableStore
 
 
 def test_put_replaces_and_get_returns_what_was_put(store: ObjectStore) -> None:
@@ -311,3 +312,12 @@ def test_any_text_is_a_key_that_stays_inside_or_a_value_error(text: str) -> None
     except ValueError:
         return
     assert store.list() == [text]
+
+
+@pytest.mark.slow
+def test_a_store_whose_server_is_gone_is_one_typed_error_of_the_connection() -> None:
+    pytest.importorskip("s3fs")
+    options = {"endpoint_url": "http://127.0.0.1:9", "key": "key", "secret": "secret"}
+    with pytest.raises(UnreachableStore, match=r"tutti/run: .*http://127.0.0.1:9") as caught:
+        ObjectStore("s3://tutti/run", options).get("a")
+    assert isinstance(caught.value, ConnectionError)

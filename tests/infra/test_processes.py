@@ -60,7 +60,16 @@ async def test_kill_ends_the_whole_process_group(tmp_path: Path) -> None:
     assert gone_within(service.ready["child"], 5)
 
 
-def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+async def test_a_frozen_service_is_killed_after_the_grace_with_its_group(tmp_path: Path) -> None:
+    service = await ServiceProcess.start("s", MODULE, {"say": ""}, tmp_path / "s.log")
+    os.kill(service.ready["pid"], signal.SIGSTOP)
+    await service.stop(grace_s=0.3)
+    assert not alive(service.ready["pid"])
+    assert gone_within(service.ready["child"], 5)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path, frozen: bool) -> None:
     script = textwrap.dedent(
         f"""
         import asyncio, json, sys
@@ -77,6 +86,8 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     ready = json.loads(parent.stdout.readline())
+    if frozen:
+        os.kill(ready["pid"], signal.SIGSTOP)
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()

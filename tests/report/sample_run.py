@@ -84,9 +84,26 @@ def _write_step(files: RunFiles, dice: random.Random, step: int, start: float) -
             "reward/math/mean": -0.6 + 1.2 * (1 - math.exp(-step / 40)) + dice.gauss(0, 0.09),
             "reward/math/count": 32,
             "staleness/histogram": histogram,
+            "staleness/tokens": [90 * count for count in histogram],
+            "staleness/turns": [4 * count for count in histogram],
+            "staleness/mixed_share": 0.0 if step == 0 else dice.uniform(0.1, 0.3),
             "tokens/trained": sampled - sum(wasted.values()),
             "tokens/sampled": sampled,
             **{f"tokens/wasted/{reason}": tokens for reason, tokens in wasted.items()},
+            **{
+                f"waste/{domain}/{reason}": tokens * share // 100
+                for reason, tokens in wasted.items()
+                for domain, share in (("game", 70), ("math", 30))
+            },
+            **{f"context/wasted/{reason}": tokens * 3 for reason, tokens in wasted.items()},
+            "context/trained": 9000,
+            "tokens/recomputed": dice.randint(100, 900),
+            "reward/workers": 1,
+            "reward/calls": 64,
+            "reward/busy_seconds": 0.064 * (clock - start),
+            "reward/utilisation": 0.064,
+            "reward/latency_p50": dice.uniform(0.001, 0.002),
+            "reward/latency_p99": dice.uniform(0.004, 0.02),
             **{f"seconds/{stage}": seconds for stage, seconds in durations.items()},
             "seconds/publish": publish,
             "seconds/step": clock - start,
@@ -108,7 +125,34 @@ def _write_step(files: RunFiles, dice: random.Random, step: int, start: float) -
             "outcomes/cancelled": dice.randint(0, 4),
         }
     )
+    files.append_ends([_end(dice, step, number) for number in range(72)])
     return clock
+
+
+def _end(dice: random.Random, step: int, number: int) -> dict[str, object]:
+    """Games are cancelled where they are long, so the accepted ones are short; sums are all alike."""
+    game = number % 2 == 0
+    tokens = round(dice.expovariate(1 / 60)) + 1 if game else dice.randint(3, 6)
+    cancelled = game and tokens > 90 and dice.random() < 0.7
+    fate = "cancelled" if cancelled else dice.choices(("trained", "zero_variance"), (9, 1))[0]
+    return {
+        "step": step,
+        "key": f"g{step * 9 + number // 8:08d}-m{number % 8:03d}-a00",
+        "group": step * 9 + number // 8,
+        "domain": "game" if game else "math",
+        "fate": fate,
+        "stop": "cancelled" if cancelled else "terminated",
+        "cut_short": cancelled,
+        "outcome": "skip" if cancelled else "reward",
+        "reward": None if cancelled else 1.0,
+        "tokens": tokens + 40,
+        "sampled_tokens": 90 if cancelled else tokens,
+        "turns": min(tokens, 90) // 10 + 1 if game else 1,
+        "seconds": 0.02 * min(tokens, 90) + dice.uniform(0, 0.1),
+        "initiating_version": step,
+        "oldest_version": step,
+        "newest_version": step,
+    }
 
 
 def _write_evaluation(files: RunFiles, dice: random.Random) -> None:

@@ -3,6 +3,7 @@ import logging
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from prefect import flow
 from prefect.artifacts import Artifact
@@ -14,6 +15,7 @@ from tasks.report import artifacts
 from tasks.report.artifacts import CampaignArtifacts, rewards_table, step_markdown
 from tasks.report.intervals import mean_interval
 from tasks.report.run_files import RunFiles
+from tests.report.test_bias import first_of
 
 ROW = {
     "step": 2,
@@ -40,6 +42,28 @@ def test_a_step_is_a_page_of_tables():
     assert "| stale | 100 |" in markdown
     assert "| train_step | 3.00 |" in markdown
     assert "| step |" not in markdown
+
+
+def test_a_step_shows_ages_of_tokens_waste_by_domain_and_what_rewards_took():
+    more = {
+        "staleness/tokens": [300, 100],
+        "staleness/mixed_share": 0.25,
+        "waste/game/stale": 60,
+        "waste/web/stale": 40,
+        "context/wasted/stale": 250,
+        "tokens/recomputed": 30,
+        "reward/utilisation": 0.058,
+        "reward/calls": 64,
+    }
+    markdown = step_markdown({**ROW, **more}, 10)
+    assert "### Age of tokens, mean 0.25; 25% of several versions" in markdown
+    assert "| 1 | 100 | ████████ |" in markdown
+    assert "| of game | 60 |" in markdown
+    assert "| context stale | 250 |" in markdown
+    assert "| context recomputed | 30 |" in markdown
+    assert "| utilisation | 0.058 |" in markdown
+    assert "| game | 0.5000 | 64 |" in markdown
+    assert "utilisation |" not in markdown.split("### Staleness")[0]  # it is no domain
 
 
 def test_a_step_without_numbers_has_no_tables():
@@ -115,7 +139,7 @@ def test_the_dashboard_gets_them_under_stable_keys(tmp_path):
             await shown.step({**ROW, "step": step})
         await shown.evaluation({})
         await shown.evaluation(evaluation)
-        await shown.finish([ROW], tmp_path / "report.html")
+        await shown.finish([ROW], tmp_path / "report.html", first_of(np.random.default_rng(1), 40, 6, 9))
 
     async def run_and_read():
         await campaign()
@@ -130,6 +154,7 @@ def test_the_dashboard_gets_them_under_stable_keys(tmp_path):
         found, progress = asyncio.run(run_and_read())
     keys = sorted(artifact.key for artifact in found)
     assert keys == [
+        "frozen-lake-bias",
         "frozen-lake-evaluation",
         "frozen-lake-progress",
         "frozen-lake-report",
@@ -138,7 +163,11 @@ def test_the_dashboard_gets_them_under_stable_keys(tmp_path):
     ]
     assert progress.data == 75.0
     assert progress.description.startswith("step 3/4")
+    (bias,) = [artifact for artifact in found if artifact.key == "frozen-lake-bias"]
+    assert "Accepted trajectories of game are shorter" in bias.data
+    assert "| game | sampled tokens | 360 | 33.3% | 240 |" in bias.data
     assert {artifact.key: artifact.type for artifact in found} == {
+        "frozen-lake-bias": "markdown",
         "frozen-lake-evaluation": "table",
         "frozen-lake-progress": "progress",
         "frozen-lake-report": "markdown",

@@ -2,6 +2,7 @@ import plotly.graph_objects as go
 import pytest
 
 from tasks.report import figures
+from tasks.report.bias import Curve
 from tasks.report.run_files import RunFiles
 from tests.report.sample_run import write_sample_run
 
@@ -10,6 +11,10 @@ EVERY_FIGURE = (
     lambda rows: figures.learning_curves(rows, over="time"),
     figures.staleness,
     figures.wasted,
+    figures.wasted_of_domains,
+    figures.prefilled,
+    lambda rows: figures.staleness(rows, "staleness/tokens", "tokens"),
+    lambda rows: figures.lines(rows, {"reward/utilisation": "u", "reward/absent": "a"}, "%", 100),
     figures.stage_times,
     figures.outcomes,
     lambda rows: figures.by_domain(rows, "turns", "turns"),
@@ -78,3 +83,28 @@ def test_stages_keep_their_colour_and_order_and_unknown_ones_get_another():
 def test_reasons_that_wasted_nothing_are_left_out():
     sample = [{"step": 0, "tokens/wasted/stale": 0, "tokens/wasted/failed": 5}]
     assert [trace["name"] for trace in figures.wasted(sample)["data"]] == ["failed"]
+
+
+def test_lines_are_scaled_and_named_and_those_without_a_value_left_out():
+    sample = [{"step": 0, "reward/latency_p50": 0.25}, {"step": 1, "reward/latency_p50": 0.5}]
+    named = {"reward/latency_p50": "median", "reward/latency_p99": "high"}
+    (trace,) = figures.lines(sample, named, "milliseconds", 1000)["data"]
+    assert (trace["name"], trace["y"]) == ("median", [250, 500])
+
+
+def test_waste_of_a_domain_has_the_colour_of_its_curve():
+    sample = [{"step": 0, "reward/web/mean": 0.1, "reward/game/mean": 0.2, "waste/game/stale": 5}]
+    (trace,) = figures.wasted_of_domains(sample)["data"]
+    curve = figures.learning_curves(sample, over="step")["data"][1]
+    assert (trace["name"], curve["name"]) == ("game", "game")
+    assert trace["marker"]["color"] == curve["marker"]["color"]
+
+
+def test_distributions_are_a_pair_of_curves_a_domain():
+    curve = Curve("game", "turns", [1.0, 2.0], [0.5, 1.0], [0.75, 1.0])
+    figure = figures.distributions([curve], "turns")
+    go.Figure(figure)
+    generated, accepted = figure["data"]
+    assert (generated["line"]["dash"], accepted["line"]["dash"]) == ("dot", "solid")
+    assert accepted["y"] == [0.75, 1.0]
+    assert figures.distributions([], "turns")["data"] == []

@@ -3,7 +3,8 @@ import re
 
 import pytest
 
-from tasks.report.html import duration, write_report
+from tasks.report.facts import duration
+from tasks.report.html import write_report
 from tasks.report.intervals import mean_interval
 from tasks.report.run_files import RunFiles, RunFilesDamaged
 from tests.report.sample_run import write_sample_run
@@ -59,6 +60,40 @@ def test_shows_totals_and_evaluation(tmp_path):
     assert "game 0.000 [0.000, 0.071] 50 episodes 1.000 [0.929, 1.000] 50 episodes" in text
     assert "apart: better" in text
     assert "web no episode 0 episodes not yet" in text
+
+
+def test_says_whether_accepted_trajectories_are_a_fair_sample(tmp_path):
+    write_sample_run(tmp_path, 20)
+    page = write_report(tmp_path).read_text()
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", own_markup(page)))
+    assert "Accepted trajectories of game are shorter than generated ones" in text
+    assert "Accepted trajectories of math" not in text
+    assert "trained" in text
+    drawn = figures(page)
+    assert {"lengths-sampled_tokens", "lengths-turns", "lengths-seconds"} <= set(drawn)
+    names = [trace["name"] for trace in drawn["lengths-turns"]["data"]]
+    assert names == ["game, generated", "game, accepted"]  # sums have one turn each
+    assert {"token-ages", "turn-ages", "mixed", "wasted-domains", "prefilled", "reward-use"} <= set(drawn)
+    assert "1 dedicated worker computed" in text
+    assert "busy 6.4% of the time" in text
+
+
+def test_says_what_a_function_service_took(tmp_path):
+    RunFiles(tmp_path).append_metrics(
+        {
+            "step": 0,
+            "reward/function_calls": 640,
+            "reward/function_seconds": 20.0,
+            "reward/function_busy_seconds": 5.0,
+            "reward/function_utilisation": 0.25,
+            "reward/activations": 3,
+            "reward/cold_starts": 1,
+            "reward/concurrency_peak": 2,
+        }
+    )
+    text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", own_markup(write_report(tmp_path).read_text())))
+    assert "in 20 s of 3 activations, 25.0% of them with work; 1 cold start, at most 2" in text
+    assert "dedicated" not in text
 
 
 @pytest.mark.parametrize("steps", [0, 1])

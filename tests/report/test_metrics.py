@@ -1,13 +1,17 @@
 import pytest
 
 from tasks.report.metrics import (
+    context_wasted,
     domains,
+    histogram,
     mean_staleness,
     number,
+    reward_numbers,
     rewards,
     smooth,
     stage_seconds,
     trajectories_per_second,
+    wasted_by_domain,
     wasted_share,
     wasted_tokens,
 )
@@ -37,6 +41,16 @@ def test_reads_what_a_row_says():
     assert stage_seconds(ROW) == {"update": 0.5}
     assert trajectories_per_second(ROW) == 16
     assert mean_staleness([10, 20, 10]) == 1.0
+    assert histogram(ROW, "staleness/histogram") == [10, 20, 10]
+    assert wasted_by_domain({"waste/game/stale": 3, "waste/game/failed": 4, "waste/a/b/stale": 5}) == {
+        "game": 7,
+        "a/b": 5,
+    }
+    context = {"context/wasted/stale": 9, "context/trained": 1, "tokens/recomputed": 2}
+    assert context_wasted(context) == {"stale": 9, "recomputed": 2}
+    assert reward_numbers({**ROW, "reward/utilisation": 0.06}) == {"utilisation": 0.06}
+    assert rewards({**ROW, "reward/utilisation": 0.06}) == {"game": 0.5}
+    assert domains([{"reward/utilisation": 0.06}]) == []
 
 
 def test_says_nothing_of_what_a_row_lacks():

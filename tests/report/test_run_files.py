@@ -105,6 +105,22 @@ def test_a_resumed_run_forgets_the_steps_it_will_run_again_but_not_their_time(tm
     assert [span.step for span in files.read_spans()] == [1, 2]
 
 
+def test_ends_of_committed_batches_stay_and_those_of_a_batch_that_was_not_committed_go(tmp_path):
+    files = RunFiles(tmp_path)
+    assert files.read_ends() == []
+    files.drop_ends_from_step(3)
+    for step in (1, 2, 3):
+        files.append_ends([{"step": step, "key": f"{step}-{number}"} for number in range(2)])
+    files.append_ends([])
+    with files.ends_file.open("ab") as file:
+        file.write(b'{"step": 3, "key": "torn')
+    files.drop_ends_from_step(3)
+    files.append_ends([{"step": 3, "key": "again"}])
+    assert [row["key"] for row in files.read_ends()] == ["1-0", "1-1", "2-0", "2-1", "again"]
+    files.drop_from_step(1)  # rows of steps that train again, from batches that were decided already
+    assert len(files.read_ends()) == 5
+
+
 def test_resuming_a_run_that_has_written_nothing_starts_at_zero(tmp_path):
     assert RunFiles(tmp_path).drop_from_step(1) == 0.0
 

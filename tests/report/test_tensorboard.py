@@ -31,6 +31,16 @@ def test_scalars_and_the_staleness_histogram_are_read_back(tmp_path):
     assert list(histogram.bucket) == [3, 0, 2]
 
 
+def test_ages_of_tokens_and_turns_and_what_rewards_took_are_read_back(tmp_path):
+    with TensorBoardLog(tmp_path) as log:
+        log.write({"step": 1, "staleness/tokens": [7, 1], "staleness/turns": [2], "reward/utilisation": 0.5})
+    events = read(tmp_path)
+    assert events.Tags()["scalars"] == ["reward/utilisation"]
+    assert sorted(events.Tags()["histograms"]) == ["staleness_of_tokens", "staleness_of_turns"]
+    (event,) = events.Histograms("staleness_of_tokens")
+    assert list(event.histogram_value.bucket) == [7, 1]
+
+
 def test_a_step_is_on_disk_before_the_log_is_closed(tmp_path):
     log = TensorBoardLog(tmp_path)
     log.write({"step": 1, "train/loss": 0.5})

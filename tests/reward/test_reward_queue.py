@@ -190,3 +190,15 @@ def test_every_reward_ends_exactly_once(events):
             queue.lost(name, "lost", time)
     assert queue.open == 0
     assert sorted(ended) == sorted(f"k{number}" for number in range(asked))
+
+
+def test_function_seconds_are_those_of_every_activation_until_its_end_or_now():
+    queue = queue_of(batch_size=1, activations=2)
+    queue.ask(work("k0"), 0, 0.0)
+    queue.ask(work("k1"), 0, 0.0)
+    queue.plan(1.0)
+    assert queue.counts.concurrency_peak == len(queue.activations) == 2
+    assert queue.function_seconds(3.0) == pytest.approx(4.0)
+    queue.lost(queue.activations[0], "gone", 4.0)
+    assert queue.function_seconds(6.0) == pytest.approx(3.0 + 5.0)
+    assert queue.counts.concurrency_peak == 2

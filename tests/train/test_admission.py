@@ -18,6 +18,13 @@ def test_nothing_is_begun_past_the_last_step() -> None:
     assert slots(version=0, steps=0, redundant_groups=2) == 0
 
 
+def test_a_last_batch_keeps_later_ones_from_being_begun() -> None:
+    assert slots(version=0, alpha=1, last_batch=0) == 4
+    assert slots(version=0, alpha=1, last_batch=1) == 8
+    assert slots(version=0, alpha=1, last_batch=2) == 8
+    assert slots(version=9, alpha=1, steps=10, last_batch=10) == 40
+
+
 def test_redundant_groups_come_on_top_once() -> None:
     assert slots(redundant_groups=2) == 10
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra.object_store import ObjectStore
+from infra.object_store import Data, ObjectStore
 from tasks.train.lease import (
     Acquire,
     Claim,
@@ -206,6 +206,54 @@ async def test_a_block_that_ends_or_fails_releases_the_lease(store: ObjectStore)
             await asyncio.sleep(20)
     async with TrainerLease.held(store) as lease:
         assert lease.epoch == 4
+
+
+def heartbeat_count(store: ObjectStore, lease: TrainerLease) -> int:
+    data = store.get(f"lease/heartbeats/{lease.epoch:08d}.json")
+    return Heartbeat.model_validate_json(data).count
+
+
+class Unreachable(ObjectStore):
+    """A store whose server is gone from some moment on."""
+
+    gone = False
+
+    def __init__(self, url: str):
+        super().__init__(url)
+        self._loop = asyncio.get_running_loop()
+        self.written = asyncio.Event()
+        """Set by a write after the server has come back."""
+
+    def put(self, key: str, data: Data, *, durable: bool = False) -> None:
+        if self.gone:
+            self._loop.call_soon_threadsafe(self.written.clear)
+            raise ConnectionError("nobody listens")
+        super().put(key, data, durable=durable)
+        self._loop.call_soon_threadsafe(self.written.set)
+
+
+async def test_a_store_that_is_gone_for_a_while_does_not_cost_the_lease(tmp_path: Path) -> None:
+    store = Unreachable(str(tmp_path))
+    async with TrainerLease.held(store, ttl_s=0.15) as lease:
+        store.gone = True
+        await asyncio.sleep(0.2)
+        store.written.clear()
+        store.gone = False
+        lost = heartbeat_count(store, lease)
+        await asyncio.wait_for(store.written.wait(), 20)
+        assert heartbeat_count(store, lease) > lost
+
+
+async def test_a_lease_whose_store_is_gone_ends_its_block_without_a_second_error(tmp_path: Path) -> None:
+    store = Unreachable(str(tmp_path))
+
+    async def train() -> None:
+        async with TrainerLease.held(store):
+            store.gone = True
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await train()
 
 
 async def test_of_concurrent_claimants_one_gets_each_epoch(store: ObjectStore) -> None:

@@ -18,7 +18,15 @@ from tasks.train.ledger import (
     Start,
     TooManyFailures,
 )
-from tasks.trajectory import InfraError, MemberSpec, Reward, StopReason, TrajectoryHeader, TrajectoryKey
+from tasks.trajectory import (
+    InfraError,
+    MemberSpec,
+    Reward,
+    Skip,
+    StopReason,
+    TrajectoryHeader,
+    TrajectoryKey,
+)
 from tests.builders import header_for
 
 
@@ -113,7 +121,7 @@ def test_a_redundant_member_is_cancelled_once_its_group_is_complete_and_its_toke
 
 
 def test_a_redundant_group_is_cancelled_when_it_would_be_too_old_for_the_next_batch() -> None:
-    ledger = make_ledger(mode="sync", alpha=0, groups=1, redundancy=RedundancyConfig(groups=1))
+    ledger = make_ledger(mode="sync_plus", alpha=0, groups=1, redundancy=RedundancyConfig(groups=1))
     members = started(ledger.begin())
     wanted = [member for member in members if member.key.group == 1]
     end_all(ledger, wanted)
@@ -125,6 +133,156 @@ def test_a_redundant_group_is_cancelled_when_it_would_be_too_old_for_the_next_ba
         for instruction in instructions
         if isinstance(instruction, Cancel)
     )
+
+
+def test_one_off_begins_a_batch_only_when_the_one_before_it_is_complete() -> None:
+    ledger = make_ledger(mode="one_off", alpha=1)
+    first = started(ledger.begin())
+    assert len(first) == 4
+    assert started(ledger.version_advanced(0)) == []
+    end_all(ledger, first)
+    batch, instructions = ledger.take_batch()
+    assert batch is not None
+    second = started(instructions)
+    assert len(second) == 4, "the batch of step 1 is generated under version 0 while step 0 trains"
+    assert end_all(ledger, second) == []
+    batch, instructions = ledger.take_batch()
+    assert batch is not None
+    assert instructions == [], "version 0 is too old for the batch of step 2"
+    third = started(ledger.version_advanced(1))
+    assert [member.initiating_version for member in third] == [1] * 4
+
+
+def test_one_off_replaces_a_failed_group_within_the_batch() -> None:
+    ledger = make_ledger(mode="one_off", alpha=1, groups=1, group_size=1, attempts=1)
+    (member,) = started(ledger.begin())
+    fault = header_for(member, outcome=InfraError("x"), stop=StopReason.ENVIRONMENT_ERROR)
+    (replacement,) = started(ledger.member_ended(fault))
+    assert replacement.initiating_version == 0
+
+
+def test_areal_neither_aborts_nor_drops_what_has_become_too_old() -> None:
+    ledger = make_ledger(mode="areal", alpha=1, groups=1, group_size=1)
+    slow, quick = started(ledger.begin())
+    end_all(ledger, [quick])
+    for step in range(3):
+        batch, instructions = ledger.take_batch()
+        assert batch is not None
+        assert cancelled(instructions) == []
+        assert ledger.oldest_admissible_version == 0
+        advanced = ledger.version_advanced(step + 1)
+        assert cancelled(advanced) == []
+        end_all(ledger, started(instructions + advanced))
+    ledger.member_ended(header_for(slow, oldest_version=0))
+    batch, _ = ledger.take_batch()
+    assert batch is not None
+    assert [group.members[0].key for group in batch.groups] == [slow.key]
+    assert batch.step - batch.groups[0].oldest_version == 3
+
+
+def test_areal_begins_no_more_than_its_capacity_allows() -> None:
+    ledger = make_ledger(mode="areal", alpha=2, groups=2, group_size=1)
+    assert len(started(ledger.begin())) == 6
+
+
+@pytest.mark.parametrize("finished", [0, 1])
+def test_a_group_past_its_deadline_is_closed_with_what_it_has_or_replaced(finished: int) -> None:
+    ledger = make_ledger(groups=1, group_size=2, steps=1)
+    members = started(ledger.begin())
+    end_all(ledger, members[:finished])
+    instructions = ledger.deadline_passed(members[0].key.group)
+    assert cancelled(instructions) == [member.key for member in members[finished:]]
+    replaced = started(instructions)
+    assert len(replaced) == (0 if finished else 2)
+    assert not {member.key.group for member in replaced} & {members[0].key.group}
+    end_all(ledger, replaced)
+    for member in members[finished:]:
+        ledger.member_ended(header_for(member, stop=StopReason.CANCELLED, sampled_tokens=7))
+    batch, _ = ledger.take_batch()
+    assert batch is not None
+    assert len(batch.groups[0].members) == (1 if finished else 2)
+    assert batch.counts["groups/overdue"] == 1
+    assert batch.counts["tokens/wasted/cancelled"] == 7 * (2 - finished)
+
+
+def test_when_the_last_batch_is_there_everything_else_is_cancelled() -> None:
+    ledger = make_ledger(groups=1, group_size=2, steps=1, redundancy=RedundancyConfig(groups=2))
+    members = started(ledger.begin())
+    quick, half_done = members[:2], members[2]
+    end_all(ledger, [*quick, half_done])
+    batch, instructions = ledger.take_batch()
+    assert batch is not None
+    assert set(cancelled(instructions)) == {member.key for member in members[3:]}
+    assert {end.header.key: end.fate for end in batch.ends}[half_done.key] == "cancelled"
+    assert ledger.groups_held == frozenset()
+    for member in members[3:]:
+        ledger.member_ended(header_for(member, stop=StopReason.CANCELLED))
+    assert [end.header.key for end in ledger.rest()] == [member.key for member in members[3:]]
+    assert ledger.rest() == []
+
+
+def test_a_deadline_of_a_closed_group_changes_nothing() -> None:
+    ledger = make_ledger(groups=1, group_size=1)
+    member = started(ledger.begin())[0]
+    end_all(ledger, [member])
+    assert ledger.deadline_passed(member.key.group) == []
+    assert ledger.take_batch()[0] is not None
+
+
+def test_an_end_that_crosses_its_cancellation_is_wasted_and_never_trained() -> None:
+    ledger = make_ledger(groups=1, alpha=1, steps=1, redundancy=RedundancyConfig(members=1))
+    slow, *quick = started(ledger.begin())
+    assert cancelled(end_all(ledger, quick)) == [slow.key]
+    ledger.member_ended(header_for(slow, outcome=Reward(1.0), sampled_tokens=9))
+    batch, _ = ledger.take_batch()
+    assert batch is not None
+    assert slow.key not in {header.key for header in batch.groups[0].members}
+    assert batch.counts["tokens/wasted/cancelled"] == 9
+    assert {str(end.header.key): end.fate for end in batch.ends}[str(slow.key)] == "cancelled"
+
+
+def test_what_the_gate_refused_as_too_old_is_no_failure() -> None:
+    ledger = make_ledger(groups=1, group_size=1, failure_budget=0, steps=1)
+    member = started(ledger.begin())[0]
+    (replacement,) = started(
+        ledger.member_ended(
+            header_for(member, outcome=Skip("stale"), stop=StopReason.STALE, sampled_tokens=4)
+        )
+    )
+    end_all(ledger, [replacement])
+    batch, _ = ledger.take_batch()
+    assert batch is not None
+    assert batch.counts["tokens/wasted/stale"] == 4
+    assert "failures" not in batch.counts
+
+
+def test_of_two_committed_attempts_of_a_member_a_restored_run_trains_one_and_counts_the_other() -> None:
+    ledger = make_ledger(groups=1, group_size=1)
+    attempts = [
+        header_for(MemberSpec(TrajectoryKey(0, 0, attempt), "a", 0, 0, 0, 1.0), sampled_tokens=5 + attempt)
+        for attempt in range(2)
+    ]
+    ledger.restore(version=0, next_step=0, trained=[], retired=[], committed=attempts)
+    ledger.begin()
+    batch, _ = ledger.take_batch()
+    assert batch is not None
+    assert [header.key.attempt for header in batch.groups[0].members] == [0]
+    assert batch.counts["tokens/wasted/cancelled"] == 6
+
+
+def test_samples_are_needed_back_to_the_oldest_group_that_is_open_or_ready() -> None:
+    """A trajectory begun under version 0 may have sampled its first token under version 1, and lies with
+    those of version 0."""
+    ledger = make_ledger(groups=1, group_size=1, alpha=1)
+    waits, runs = started(ledger.begin())
+    ledger.member_ended(header_for(runs, oldest_version=0))
+    assert ledger.take_batch()[0] is not None
+    ledger.version_advanced(1)
+    ledger.member_ended(header_for(waits, oldest_version=1))
+    assert ledger.oldest_admissible_version == 0
+    assert ledger.oldest_version_needed == 0
+    assert ledger.take_batch()[0] is not None
+    assert ledger.oldest_version_needed == 1
 
 
 def test_work_in_flight_over_an_update_goes_on_while_alpha_allows() -> None:
@@ -265,7 +423,7 @@ def test_under_any_schedule_nothing_too_old_is_trained_and_nothing_is_trained_tw
 ) -> None:
     ledger = make_ledger(
         weights={"a": 2.0, "b": 1.0},
-        mode="tutti" if alpha else "sync",
+        mode="tutti" if alpha else "sync_plus",
         alpha=alpha,
         groups=3,
         redundancy=redundancy,

@@ -121,6 +121,9 @@ async def test_a_service_trains_saves_publishes_and_resumes(folder: Path, proces
         for step in range(2):
             metrics = await client.call("train_step", _batch(step))
             assert metrics.pop("train/seconds") > 0
+            ages = {name: metrics.pop(name) for name in list(metrics) if name.startswith("staleness/")}
+            sampled = sum(trajectory.sampled_tokens for trajectory in random_trajectories(step))
+            assert ages["staleness/tokens"] == [0] * step + [sampled]  # all of version 0
             assert metrics.keys() == expected[step].keys()
             for metric in metrics.keys() - {"train/padded_tokens"}:
                 assert metrics[metric] == pytest.approx(expected[step][metric], rel=1e-5, abs=1e-6), metric
