@@ -11,8 +11,8 @@ def even_length(episode) -> float:  # type: ignore[no-untyped-def]
 
 
 def hangs_at_times(episode) -> float:  # type: ignore[no-untyped-def]
-    """As `even_length`; one episode in twelve is never judged."""
-    while episode.seed % 12 == 5:
+    """As `even_length`; one group in six is never judged."""
+    while episode.seed % 6 == 5:
         time.sleep(1)
     return even_length(episode)
 
