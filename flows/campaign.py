@@ -11,7 +11,7 @@ from prefect.cache_policies import NO_CACHE
 
 from flows.async_train import async_train
 from flows.evaluate import evaluate
-from flows.observation import observed
+from flows.observation import observed, unreported
 from flows.pools import PoolUnavailable, check_pools
 from flows.preparation import new_run_name, open_run, prepare_model, require_parts
 from flows.results import JSON, kept_results
@@ -21,8 +21,11 @@ from tasks.report.evaluation_table import format_evaluation
 from tasks.report.html import write_report
 from tasks.report.run_files import RunFiles
 from tasks.run_folder import RunFolder
-from tasks.supervision import lost_part
+from tasks.supervision import PartLost, lost_part
 from tasks.train.lease import LeaseRefused
+
+LOST = 3
+"""Exit status of a run that lost a part and can be resumed."""
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
@@ -71,10 +74,23 @@ async def campaign(campaign: Campaign, run: str | None = None) -> dict[str, Any]
     return written
 
 
+async def _to_its_end(loaded: Campaign, run: str, again: str) -> dict[str, Any]:
+    """The campaign's evaluation. Without the Prefect server this process ends here, once the run has."""
+    told: asyncio.Future[PartLost] = asyncio.get_running_loop().create_future()
+    unreported.set(told)
+    running: asyncio.Future[dict[str, Any]] = asyncio.ensure_future(campaign(loaded, run))
+    both: set[asyncio.Future[Any]] = {running, told}
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    if told.done():
+        print(f"{told.result()}\n{again}", file=sys.stderr, flush=True)
+        os._exit(LOST)
+    return await running
+
+
 def main() -> int:
     """`python -m flows.campaign FILE [option=value ...] [--run NAME] [--resume]`
 
-    Exit status: 2 for a campaign that cannot start, 3 for a run that lost a part and can be resumed.
+    Exit status: 2 for a campaign that cannot start, `LOST` for a run that lost a part.
     """
     parser = argparse.ArgumentParser(description="Run a campaign.")
     parser.add_argument("file", help="campaign file")
@@ -94,8 +110,9 @@ def main() -> int:
     except CampaignError as error:
         print(error, file=sys.stderr)
         return 2
+    again = f"python -m flows.campaign {arguments.file} --run {run} --resume"
     try:
-        evaluation = asyncio.run(campaign(loaded, run))
+        evaluation = asyncio.run(_to_its_end(loaded, run, again))
     except (LeaseRefused, PoolUnavailable) as error:
         print(error, file=sys.stderr)
         return 2
@@ -104,9 +121,8 @@ def main() -> int:
         lost = lost_part(error)
         if lost is None:
             raise
-        again = f"python -m flows.campaign {arguments.file} --run {run} --resume"
         print(f"{lost}\n{again}", file=sys.stderr)
-        return 3
+        return LOST
     print(f"\n{format_evaluation(evaluation)}\n\nevaluation, report and logs: {folder.location}")
     return 0
 

@@ -1,7 +1,9 @@
 """A session with everything a person watches attached: progress line, TensorBoard, Prefect artifacts."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from prefect.client.orchestration import get_client
@@ -15,7 +17,12 @@ from tasks.report.progress import ProgressLine
 from tasks.report.tensorboard import TensorBoardLog
 from tasks.run_folder import RunFolder
 from tasks.session import Session, open_session, surrounding_session
-from tasks.supervision import Part
+from tasks.supervision import Part, PartLost
+
+PREFECT_SERVER = "the Prefect server"
+unreported: ContextVar["asyncio.Future[PartLost]"] = ContextVar("unreported")
+"""Resolved when a session has ended since the Prefect server is lost. Prefect itself goes on for minutes then:
+it tries to report the ends of flow runs to that server."""
 
 
 def prefect_server() -> Part:
@@ -27,7 +34,7 @@ def prefect_server() -> Part:
         if problem is not None:
             raise problem
 
-    return Part("the Prefect server", sign=sign)
+    return Part(PREFECT_SERVER, sign=sign)
 
 
 @asynccontextmanager
@@ -37,6 +44,18 @@ async def observed(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Sessi
     if surrounding is not None:
         yield surrounding
         return
+    try:
+        async with _session_with_observers(campaign, folder) as session:
+            yield session
+    except PartLost as lost:
+        told = unreported.get(None)
+        if lost.part == PREFECT_SERVER and told is not None and not told.done():
+            told.set_result(lost)
+        raise
+
+
+@asynccontextmanager
+async def _session_with_observers(campaign: Campaign, folder: RunFolder) -> AsyncIterator[Session]:
     async with AsyncExitStack() as stack:
         launcher = await stack.enter_async_context(launcher_of(campaign, folder.name))
         session = await stack.enter_async_context(open_session(campaign, folder, launcher))
