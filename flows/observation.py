@@ -21,8 +21,8 @@ from tasks.supervision import Part, PartLost
 
 PREFECT_SERVER = "the Prefect server"
 unreported: ContextVar["asyncio.Future[PartLost]"] = ContextVar("unreported")
-"""Resolved when a session has ended since the Prefect server is lost. Prefect itself goes on for minutes then:
-it tries to report the ends of flow runs to that server."""
+"""Resolved when a session has ended since the Prefect server is lost. Prefect itself goes on for minutes: it
+tries to report the ends of flow runs to that server."""
 
 
 def prefect_server() -> Part:
