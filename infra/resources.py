@@ -101,9 +101,10 @@ class ResourceManager:
     def fall_backs(self, name: str, memory_bytes: float = 0.0) -> list[str]:
         """The other pools that can stand in for this one, available or not, the best first.
 
-        Compatible is a pool with memory enough for the model. Those of the same kind come before others, so
-        a CPU stands in for a GPU only where nothing else does; among them, the nearest in the ratio of
-        compute to bandwidth. Where the hardware of either is not known, nothing can be said: it is left out.
+        Compatible is a pool with memory enough for the model that is no step down: a GPU node can do a CPU's
+        work, and a CPU must not take a GPU's unasked, which would run for days without an error. Those of the
+        same kind come before others; among them, the nearest in the ratio of compute to bandwidth. Where the
+        hardware of either is not known, nothing can be said: it is left out.
         """
         wanted = self.pools.get(name)
         if wanted is None or wanted.hardware is None:
@@ -171,6 +172,8 @@ def _unfit(pool: Pool, wanted: Hardware, memory_bytes: float) -> str:
         return "has no hardware named"
     if pool.hardware.kind == "serverless" and wanted.kind != "serverless":
         return "is a function service"
+    if pool.hardware.kind == "cpu" and wanted.kind == "gpu":
+        return "has CPUs only"
     room = MEMORY_SHARE * pool.hardware.memory_bytes * pool.capacity
     if memory_bytes > room:
         return f"has {room / 1e9:.1f} GB for a model of {memory_bytes / 1e9:.1f} GB"

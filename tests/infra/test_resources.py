@@ -43,15 +43,16 @@ def test_the_nearest_in_compute_to_bandwidth_stands_in() -> None:
     ]
 
 
-def test_a_cpu_stands_in_for_a_gpu_only_where_nothing_else_does() -> None:
-    # The CPU's ridge, 46.6, is nearer to an H20's 37 than an H800's is.
-    assert manager("cpu", "h800", "h20").fall_backs("h20") == ["h800", "cpu"]
-    assert manager("cpu", "h800", "h20", without=("h20", "h800")).bind("s", "h20").pool == "cpu"
+def test_a_cpu_never_stands_in_for_a_gpu() -> None:
+    # Though the CPU's ridge, 46.6, is nearer to an H20's 37 than an H800's is.
+    assert manager("cpu", "h800", "h20").fall_backs("h20") == ["h800"]
+    with pytest.raises(NoCompatiblePool, match="'cpu' has CPUs only"):
+        manager("cpu", "h800", "h20", without=("h20", "h800")).bind("s", "h20")
 
 
 def test_a_gpu_may_stand_in_for_a_cpu_and_functions_for_neither() -> None:
     assert manager("cpu", "h20", "functions").fall_backs("cpu") == ["h20"]
-    assert manager("cpu", "h20", "functions").fall_backs("h20") == ["cpu"]
+    assert manager("cpu", "h20", "functions").fall_backs("h20") == []
 
 
 def test_a_pool_without_memory_for_the_model_is_not_compatible() -> None:
