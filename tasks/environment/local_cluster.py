@@ -58,6 +58,8 @@ async def start_local_cluster(
 
 def dask_setup(_: Any) -> None:
     """What Dask calls in each worker process that preloads this module."""
+    # It has a word a step for the question how rewards do; Prefect's handler would print it.
+    logging.getLogger("distributed.worker").setLevel(logging.ERROR)
     wake_with_parent()
 
 
