@@ -14,10 +14,9 @@ from tasks.environment.cluster import EnvironmentCluster
 from tasks.report.run_files import RunFiles
 from tasks.rollout.fleet import RolloutFleet
 from tasks.train.config import TrainConfig
-from tasks.train.ends import end_counts
 from tasks.train.lease import TrainerLease
-from tasks.train.ledger import Batch, Cancel, Instruction, Ledger, Start, reward_of
-from tasks.train.manifests import BatchManifest, ManifestEntry, ManifestHistory, commit
+from tasks.train.ledger import Batch, Cancel, Instruction, Ledger, Start, manifest_of
+from tasks.train.manifests import BatchManifest, ManifestHistory, commit
 from tasks.train.modes import MODES
 from tasks.trajectory import MemberSpec, TrajectoryHeader
 
@@ -87,12 +86,7 @@ class Collector:
 
     def oldest_version_needed(self, step: int) -> int:
         """No trajectory begun before this version will be read for the batch of `step` or a later one."""
-        committed = (batch for batch in self._history.manifests if batch.step >= step)
-        begun = (entry.version for batch in committed for entry in batch.trajectories)
-        newest = self._taken  # perhaps not committed yet
-        groups = newest.groups if newest is not None and newest.step >= step else []
-        taken = (member.initiating_version for group in groups for member in group.members)
-        return min([self._ledger.oldest_version_needed, *begun, *taken])
+        return min([self._ledger.oldest_version_needed, *self._history.versions_from(step)])
 
     async def stop(self) -> None:
         """End what is under way. Of a finished run, what ended after the last batch is written with it."""
@@ -107,27 +101,7 @@ class Collector:
                 self._files.append_ends([end.row(self._last_step) for end in rest])
 
     def _commit(self, batch: Batch) -> BatchManifest:
-        manifest = BatchManifest(
-            step=batch.step,
-            epoch=self._lease.epoch,
-            trajectories=[
-                ManifestEntry(
-                    name=str(header.key),
-                    version=header.initiating_version,
-                    oldest_version=header.oldest_version,
-                    domain=header.domain,
-                    group=group.group,
-                    reward=reward_of(header),
-                    turns=header.turns,
-                    tokens=header.tokens,
-                    sampled_tokens=header.sampled_tokens,
-                )
-                for group in batch.groups
-                for header in group.members
-            ],
-            retired_groups=batch.retired_groups,
-            counts={**batch.counts, **end_counts(batch.ends)},
-        )
+        manifest = manifest_of(batch, self._lease.epoch)
         # Before the commit: a run killed between the two drops these lines when it is resumed.
         self._files.append_ends([end.row(batch.step) for end in batch.ends])
         return commit(self._buffer, manifest, self._lease, self._history)

@@ -15,7 +15,8 @@ from tasks.train.admission import capacity, horizon_slots
 from tasks.train.advantages import has_signal
 from tasks.train.batching import DomainQuota, ReadyGroup, choose
 from tasks.train.config import TrainConfig
-from tasks.train.ends import End, Ends, Fate
+from tasks.train.ends import End, Ends, Fate, end_counts
+from tasks.train.manifests import BatchManifest, ManifestEntry
 from tasks.train.modes import MODES
 from tasks.train.staleness import oldest_admissible
 from tasks.trajectory import MemberSpec, Reward, StopReason, TrajectoryHeader, TrajectoryKey
@@ -377,6 +378,31 @@ class Ledger:
                     f"{header.error or header.outcome}. Mend the domain's environment or reward, "
                     "or raise environment.failure_budget"
                 )
+
+
+def manifest_of(batch: Batch, epoch: int) -> BatchManifest:
+    """What is committed of a batch by the trainer of this lease epoch."""
+    return BatchManifest(
+        step=batch.step,
+        epoch=epoch,
+        trajectories=[
+            ManifestEntry(
+                name=str(header.key),
+                version=header.initiating_version,
+                oldest_version=header.oldest_version,
+                domain=header.domain,
+                group=group.group,
+                reward=reward_of(header),
+                turns=header.turns,
+                tokens=header.tokens,
+                sampled_tokens=header.sampled_tokens,
+            )
+            for group in batch.groups
+            for header in group.members
+        ],
+        retired_groups=batch.retired_groups,
+        counts={**batch.counts, **end_counts(batch.ends)},
+    )
 
 
 def reward_of(header: TrajectoryHeader) -> float:

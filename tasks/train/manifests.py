@@ -125,6 +125,11 @@ class ManifestHistory:
         self.consumed.update(manifest.names)
         self.retired_groups.update(manifest.retired_groups)
 
+    def versions_from(self, step: int) -> list[int]:
+        """The versions under which the trajectories of the batches from `step` on lie in the buffer."""
+        batches = (batch for batch in self.manifests if batch.step >= step)
+        return [entry.version for batch in batches for entry in batch.trajectories]
+
     def unconsumed(self, held: Iterable[Sample]) -> list[Sample]:
         """Of the trajectories in the buffer, those still to be consumed, each name once, sorted.
 

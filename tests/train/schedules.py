@@ -15,8 +15,8 @@ from tasks.rollout.turn_gate import TurnGate, TurnRefused
 from tasks.train.batching import DomainQuota
 from tasks.train.config import TrainConfig
 from tasks.train.ends import Fate
-from tasks.train.ledger import Batch, Instruction, Ledger, Start, reward_of
-from tasks.train.manifests import BatchManifest, ManifestEntry, ManifestHistory
+from tasks.train.ledger import Batch, Instruction, Ledger, Start, manifest_of
+from tasks.train.manifests import BatchManifest, ManifestHistory
 from tasks.train.modes import MODES
 from tasks.train.staleness import staleness
 from tasks.trajectory import InfraError, MemberSpec, Outcome, Reward, Skip, StopReason, TrajectoryHeader
@@ -429,35 +429,14 @@ class Schedule:
 
     def _evict(self) -> None:
         """As `Collector.oldest_version_needed` says."""
-        committed = (batch for batch in self.history.manifests if batch.step >= self.trained_version)
-        entries = (entry.version for batch in committed for entry in batch.trajectories)
-        oldest = min([self.ledger.oldest_version_needed, *entries])
+        versions = self.history.versions_from(self.trained_version)
+        oldest = min([self.ledger.oldest_version_needed, *versions])
         for place in [place for place in self.buffer if place[1] < oldest]:
             del self.buffer[place]
             del self.truth[place]
 
     def _commit(self, batch: Batch) -> BatchManifest:
-        manifest = BatchManifest(
-            step=batch.step,
-            epoch=1,
-            trajectories=[
-                ManifestEntry(
-                    name=str(header.key),
-                    version=header.initiating_version,
-                    oldest_version=header.oldest_version,
-                    domain=header.domain,
-                    group=group.group,
-                    reward=reward_of(header),
-                    turns=header.turns,
-                    tokens=header.tokens,
-                    sampled_tokens=header.sampled_tokens,
-                )
-                for group in batch.groups
-                for header in group.members
-            ],
-            retired_groups=batch.retired_groups,
-            counts=dict(batch.counts),
-        )
+        manifest = manifest_of(batch, epoch=1)
         self.history.add(manifest)  # raises ConsumedTwice
         return manifest
 
