@@ -51,6 +51,13 @@ class MooncakeObjects:
     def __repr__(self) -> str:
         return f"MooncakeObjects({self.url!r})"
 
+    def alive(self) -> None:
+        """Return once the master has answered, which may take as long as the package waits: 30 s.
+
+        Raises `WeightStoreUnavailable`. That something listens says nothing: a frozen master still does.
+        """
+        self._client.existing([f"{self._prefix}/alive"])
+
     def put(self, key: str, data: Data, *, durable: bool = False) -> None:
         """Write an object. Raises `WeightStoreUnavailable` when the store has no room for it.
 

@@ -18,6 +18,8 @@ from infra.object_store import Data
 _PREFIX = re.compile(r"[A-Za-z0-9_.=+-]+(/[A-Za-z0-9_.=+-]+)*")
 _SETUP = {"MC_STORE_CLIENT_SETUP_RETRIES": "2"}
 """Twenty tries of five seconds are the default; that a master listens has been seen before."""
+_QUIET = {"MC_LOG_LEVEL": "ERROR"}
+"""What it does is in no one's way on the screen of a campaign."""
 _NO_SPACE = -200
 _LEASE_EXPIRED = -707  # the read took longer than the master keeps an object for a reader
 _READS = 3
@@ -204,7 +206,7 @@ def shared_client(settings: MooncakeSettings) -> MooncakeClient:
 
 
 def _package() -> Any:
-    for name, value in {**TCP_DEFAULTS, **_SETUP}.items():
+    for name, value in {**TCP_DEFAULTS, **_SETUP, **_QUIET}.items():
         os.environ.setdefault(name, value)
     try:
         import mooncake.store

@@ -4,21 +4,36 @@ import asyncio
 import secrets
 import urllib.parse
 from collections.abc import Awaitable, Callable
-from functools import partial
 
+from blocks.mooncake import MooncakeObjects
 from blocks.sample_buffer import SampleBuffer
-from infra.launcher import Launcher, Service, healthy
+from infra.launcher import Launcher, Service
 from infra.object_store import ObjectStore
 from tasks.campaign import Campaign
-from tasks.environment.cluster import EnvironmentCluster
+from tasks.environment.cluster import EnvironmentCluster, Environments
 from tasks.rollout.affinity import BoundAffinity
 from tasks.rollout.fleet import RolloutFleet
 from tasks.run_folder import RunFolder
-from tasks.supervision import Part, object_store_part, service_part
+from tasks.supervision import Part, object_store_part, service_part, store_part
 from tasks.train.ledger import Ledger
 from tasks.train.manifests import ManifestHistory
 from tasks.train.modes import MODES
 from tasks.trajectory_arrow import from_arrow_many
+
+StartEnvironments = Callable[[Campaign, RunFolder, Launcher], Awaitable[Environments]]
+"""Starts the environment side of a run, to be told by `connect` which services it will use."""
+
+
+async def start_environment_cluster(
+    campaign: Campaign, folder: RunFolder, launcher: Launcher
+) -> EnvironmentCluster:
+    """The Dask cluster that the campaign names, or one of the run's own."""
+    members = campaign.train.group_size + campaign.train.redundancy.members
+    if MODES[campaign.train.mode].lockstep:
+        members = 1  # a retry must not wait for a task whose members wait for it
+    return await EnvironmentCluster.start(
+        campaign.environment, members, launcher, folder.logs, campaign.supervision.silence_limit_s
+    )
 
 
 async def start_parts(
@@ -27,7 +42,8 @@ async def start_parts(
     launcher: Launcher,
     parts: list[Callable[[], Awaitable[None]]],
     affinity: BoundAffinity,
-) -> tuple[Service, RolloutFleet, EnvironmentCluster]:
+    start_environments: StartEnvironments = start_environment_cluster,
+) -> tuple[Service, RolloutFleet, Environments]:
     """Start trainer, engines and environments side by side; `parts` gets what stops each that started."""
     token = secrets.token_urlsafe(24)
 
@@ -67,13 +83,8 @@ async def start_parts(
         parts.append(fleet.stop)
         return fleet
 
-    async def environments() -> EnvironmentCluster:
-        members = campaign.train.group_size + campaign.train.redundancy.members
-        if MODES[campaign.train.mode].lockstep:
-            members = 1  # a retry must not wait for a task whose members wait for it
-        cluster = await EnvironmentCluster.start(
-            campaign.environment, members, launcher, folder.logs, campaign.supervision.silence_limit_s
-        )
+    async def environments() -> Environments:
+        cluster = await start_environments(campaign, folder, launcher)
         parts.append(cluster.stop)
         return cluster
 
@@ -108,14 +119,16 @@ def store_parts(campaign: Campaign, folder: RunFolder) -> list[Part]:
     weights = folder.weights_url
     if weights.startswith("mooncake://"):
         master = urllib.parse.urlsplit(weights).netloc
-        parts[master] = Part(f"the Mooncake master ({master})", sign=partial(healthy, f"tcp://{master}"))
+        parts[master] = store_part(
+            "the Mooncake master", master, lambda: MooncakeObjects.open(weights).alive()
+        )
     elif not ObjectStore(weights).is_local:
         parts.setdefault(weights.rpartition("/")[0], object_store_part("weight store", ObjectStore(weights)))
     return list(parts.values())
 
 
 def service_parts(
-    folder: RunFolder, trainer: Service, fleet: RolloutFleet, environments: EnvironmentCluster
+    folder: RunFolder, trainer: Service, fleet: RolloutFleet, environments: Environments
 ) -> list[Part]:
     return [
         service_part("the trainer", trainer, folder.logs / "trainer.log"),

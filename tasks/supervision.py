@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _FULL_BELOW_BYTES = 1 << 20
 _FAREWELL_S = 1.0
 """How long after an error of the run's own a part may take to be seen as ended."""
+_INSIST_EVERY_S = 10.0
+"""A body that was cancelled may wait again on its way out, for what is lost."""
 
 
 class PartLost(RuntimeError):
@@ -59,12 +61,20 @@ class Part:
 class Supervisor:
     """Watches parts on behalf of one task, the one that enters `attending`."""
 
-    def __init__(self, config: SupervisionConfig, disk: Path | None = None):
+    def __init__(
+        self,
+        config: SupervisionConfig,
+        disk: Path | None = None,
+        *,
+        insist_every_s: float = _INSIST_EVERY_S,
+    ):
         """`disk` is a folder of the file system that the run writes to."""
         self._config = config
         self._disk = disk
         self._watches: dict[asyncio.Task[None], Part] = {}
         self._body: asyncio.Task[Any] | None = None
+        self._insist_every_s = insist_every_s
+        self._insisting: asyncio.TimerHandle | None = None
         self.lost: PartLost | None = None
         self.advice = ""
         """Said to whoever reads the error."""
@@ -81,6 +91,8 @@ class Supervisor:
         for watch in self._watches:
             watch.cancel()
         self._watches.clear()
+        if self._insisting is not None:
+            self._insisting.cancel()
 
     @asynccontextmanager
     async def attending(self) -> AsyncIterator[None]:
@@ -96,7 +108,8 @@ class Supervisor:
             if self.lost is None:
                 raise
             assert self._body is not None
-            self._body.uncancel()
+            while self._body.cancelling():
+                self._body.uncancel()
             raise self.lost from None
         except Exception as error:
             lost = self.lost
@@ -189,8 +202,13 @@ class Supervisor:
         if self.lost is None:
             self.lost = lost
             logger.warning("the run ends, since a part of it is gone: %s", lost.part)
-            if self._body is not None and self._body is not asyncio.current_task():
-                self._body.cancel()
+            self._end_body()
+
+    def _end_body(self) -> None:
+        """Cancel the body, and again until it has begun to take the parts down."""
+        if self._body is not None and self._body is not asyncio.current_task():
+            self._body.cancel()
+            self._insisting = asyncio.get_running_loop().call_later(self._insist_every_s, self._end_body)
 
 
 @asynccontextmanager

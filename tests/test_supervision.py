@@ -49,6 +49,29 @@ async def test_a_body_that_waits_ends_with_the_part_that_ended() -> None:
     assert task.cancelling() == 0
 
 
+async def test_a_body_that_waits_again_on_its_way_out_is_cancelled_again() -> None:
+    supervisor = Supervisor(FAST, insist_every_s=0.05)
+    tries = 0
+
+    async def stubborn() -> None:
+        nonlocal tries
+        async with supervisor.attending():
+            supervisor.watch(Part("the Prefect server", sign=never))
+            async with asyncio.timeout(20):
+                while tries < 3:
+                    try:
+                        await asyncio.Event().wait()
+                    except asyncio.CancelledError:
+                        tries += 1
+                raise asyncio.CancelledError
+
+    with pytest.raises(PartLost, match="the Prefect server is lost"):
+        await stubborn()
+    task = asyncio.current_task()
+    assert task is not None
+    assert (tries, task.cancelling()) == (3, 0)
+
+
 async def test_a_part_that_hangs_is_lost_after_its_limit_and_the_message_names_the_option() -> None:
     with pytest.raises(PartLost, match=r"the proxy is lost: it does not answer for 0.15 s .*silence_limit_s"):
         await waiting_body(Supervisor(FAST), Part("the proxy", sign=never))

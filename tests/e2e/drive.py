@@ -10,7 +10,7 @@ from typing import Any
 from flows.async_train import directly, train_loop
 from flows.preparation import open_run, prepare_model
 from tasks.campaign import Campaign
-from tasks.session import open_session
+from tasks.open_session import open_session
 from tasks.supervision import PartLost
 
 

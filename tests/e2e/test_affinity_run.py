@@ -13,9 +13,9 @@ from flows.preparation import open_run
 from infra.launcher import LocalService
 from tasks.bindings import BindingsFile
 from tasks.campaign import Campaign
+from tasks.open_session import open_session
 from tasks.report.html import write_report
 from tasks.rollout.affinity import bind_domains, domain_manager
-from tasks.session import open_session
 from tests.e2e.campaigns import small_campaign
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -1,6 +1,7 @@
 """A campaign as a child process that can be harmed, and what must hold of its run afterwards."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -27,6 +28,8 @@ from tests.e2e.campaigns import SUMS, buffer_of, manifests_of, saved, slow_turns
 MARK = "TUTTI_CHAOS"
 LOST = 3
 """Exit status of a run that says which part it lost."""
+_READ_LIMIT_S = 10.0
+"""A frozen store keeps its reader waiting for minutes."""
 
 
 @dataclass
@@ -187,9 +190,9 @@ class ChaosRun:
         attempt = self.start()
         try:
             attempt.wait_step(after_step)
+            self.remember()
             harmed, before = time.monotonic(), attempt.last_step
             harm(attempt)
-            self.remember()
             status = self._end_or_step(attempt, before, limit_s)
             noticed = time.monotonic() - harmed
             if status is None:
@@ -226,9 +229,9 @@ class ChaosRun:
         try:
             attempt.wait_step(0)
             for case, harm in harms:
+                self.remember()
                 harmed, before = time.monotonic(), attempt.last_step
                 harm(attempt)
-                self.remember()
                 status = self._end_or_step(attempt, before, limit_s)
                 assert status is None, f"{case}: it ended with {status}: {attempt.errors[-40:]}"
                 outcomes.append(Outcome(case, True, "", time.monotonic() - harmed, 0))
@@ -240,10 +243,13 @@ class ChaosRun:
 
     def remember(self) -> None:
         """What is committed now must be accounted for at the end."""
-        try:
+        reading = threading.Thread(target=self._read_committed, daemon=True)
+        reading.start()
+        reading.join(_READ_LIMIT_S)
+
+    def _read_committed(self) -> None:
+        with contextlib.suppress(Exception):  # the store may be what was harmed
             self.committed |= dict(buffer_of(self.campaign, "run").names())
-        except Exception:  # the store may be what was harmed
-            return
 
     def counts(self) -> Counter[str]:
         """How trajectories ended, over all steps."""

@@ -1,5 +1,6 @@
 """Troubles of what a run works with: environments, rewards, the disk, a bucket of weights."""
 
+import contextlib
 import os
 import subprocess
 import time
@@ -48,7 +49,7 @@ def test_failing_episodes_are_counted_and_the_run_goes_on(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of a few MiB of its own."""
+    """A file system of its own, soon full."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
@@ -65,13 +66,9 @@ def test_a_full_disk_is_the_runs_one_error(model: Path, small_disk: Path, record
     ballast = small_disk / "ballast"
 
     def fill(_: Attempt) -> None:
-        with ballast.open("wb") as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-                    file.flush()
-            except OSError:
-                return
+        with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
 
     outcome = run.endure("disk full", fill, heal=ballast.unlink)
     record(outcome)
