@@ -6,24 +6,19 @@ virtual-time event loop, what a fleet of real ones would do. Tokens come from th
 
 import asyncio
 import itertools
-import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
 from infra.clock import now
-from infra.rpc import RpcError
 from tasks.rollout.config import SimulatedEngineConfig
-from tasks.rollout.engines.base import EngineStats, GenerateRequest, Generation
-from tasks.rollout.engines.batch_schedule import BatchSchedule, Finished, Iteration, Request, Sampled
+from tasks.rollout.engines.batch_schedule import BatchSchedule
+from tasks.rollout.engines.batching import BatchingEngine
+from tasks.rollout.engines.requests import Finished, Iteration
 from tasks.rollout.engines.sampling import draws
-from tasks.trajectory import StopReason
 
-logger = logging.getLogger(__name__)
-
-_POLL_S = 0.002
 _GATHER_S = 0.001
 
 
@@ -71,14 +66,9 @@ def end_probabilities(settings: SimulatedEngineConfig, longest: int) -> NDArray[
     )
 
 
-class SimulatedEngine:
-    """`InferenceEngine` by a `SimulatedPolicy`. An iteration takes `prefill_s_per_token` for each token of
-    context computed, `decode_s`, and `decode_s_per_sequence` for each row that samples.
-
-    Beside what the protocol says, `generate` raises `RpcError` with the codes `context_overflow`,
-    `session_busy`, `invalid_request` and `engine_failed`, as the embedded engine does; `load_weights` raises
-    `not_suspended`, and what `require_published` says.
-    """
+class SimulatedEngine(BatchingEngine[None]):
+    """By a `SimulatedPolicy`. An iteration takes `prefill_s_per_token` for each token of context computed,
+    `decode_s`, and `decode_s_per_sequence` for each row that samples."""
 
     def __init__(
         self,
@@ -92,170 +82,43 @@ class SimulatedEngine:
     ):
         """`require_published` raises where the version it is given is not in the weight store."""
         slots = settings.max_sessions
-        self._settings = settings
-        self._vocabulary = vocabulary
-        self._schedule = BatchSchedule(
+        schedule = BatchSchedule(
             slots=slots,
             max_running=settings.max_running,
             max_batch_tokens=settings.max_batch_tokens,
             max_context=max_context,
             stop_tokens=stop_tokens,
         )
+        super().__init__(schedule, vocabulary=vocabulary, version=version)
+        self._settings = settings
         self._policy = SimulatedPolicy(settings, vocabulary, stop_tokens, max_context)
         self._draws = np.zeros((slots, max_context))
         self._sampled_before = np.zeros(slots, np.int64)
         self._require_published = require_published
-        self._version = version
-        self._futures: dict[Request, asyncio.Future[Generation]] = {}
-        self._changing_weights = asyncio.Lock()
-        self._pulling = asyncio.Lock()
-        self._pulled: int | None = None  # a version that waits to be put in place
-        self._wake = asyncio.Event()
         self._between_iterations = asyncio.Event()
         self._between_iterations.set()
-        self._loop_task: asyncio.Task[None] | None = None
-        self._failure: RpcError | None = None
-        self._recomputed_before = 0
-        self._steps = 0
-        self._busy_seconds = 0.0
-
-    async def __aenter__(self) -> "SimulatedEngine":
-        self._loop_task = asyncio.create_task(self._run(), name="simulated-engine")
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._loop_task is not None
-        self._loop_task.cancel()
-        await asyncio.wait([self._loop_task])
-        self._fail(RpcError("engine_failed", "the engine was stopped"))
-
-    async def wait_failed(self) -> None:
-        """Raises what ended the engine, once something has."""
-        assert self._loop_task is not None
-        await asyncio.shield(self._loop_task)
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Samples fewer than `max_new_tokens` where the context ends first; the stop is then LENGTH."""
-        room = self._check(request)
-        scheduled = Request(
-            session=request.session,
-            tokens=request.tokens,
-            max_new_tokens=min(request.max_new_tokens, room),
-            temperature=request.temperature,
-            seed=request.seed,
-            sampled_before=request.sampled_before,
-        )
-        self._schedule.submit(scheduled)
-        future = asyncio.get_running_loop().create_future()
-        self._futures[scheduled] = future
-        self._wake.set()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._futures.pop(scheduled, None) is not None:
-                self._schedule.abort([request.session], StopReason.CANCELLED)
-            raise
-
-    async def abort(self, sessions: list[str], reason: StopReason) -> None:
-        self._settle(self._schedule.abort(sessions, reason))
-
-    async def end_session(self, session: str) -> None:
-        """A request that the session still has ends as cancelled."""
-        self._settle(self._schedule.end_session(session))
 
     async def suspend(self) -> None:
         """Returns once the iteration under way is over."""
-        self._schedule.suspend()
+        await super().suspend()
         await self._between_iterations.wait()
 
-    async def load_weights(self, version: int) -> None:
-        async with self._changing_weights:
-            if not self._schedule.suspended:
-                raise RpcError("not_suspended", "weights are replaced only while the engine is suspended")
-            if self._pulled != version:
-                await self.prefetch(version)
-            self._pulled = None
-            await asyncio.sleep(self._settings.update_s)
-            self._schedule.invalidate()
-            self._recomputed_before = self._schedule.counters.recomputed_tokens
-            self._version = version
+    async def _pull(self, version: int) -> None:
+        self._require_published(version)
+        await asyncio.sleep(self._settings.pull_s)
 
-    async def prefetch(self, version: int) -> None:
-        """`pull_s` beside generation."""
-        async with self._pulling:
-            self._pulled = None
-            self._require_published(version)
-            await asyncio.sleep(self._settings.pull_s)
-            self._pulled = version
+    async def _put_in_place(self, weights: None) -> None:
+        await asyncio.sleep(self._settings.update_s)
 
-    async def resume(self) -> None:
-        async with self._changing_weights:
-            self._schedule.resume()
-            self._wake.set()
-
-    async def recompute(self) -> int:
-        while self._schedule.recomputing and not self._schedule.suspended:
-            if self._failure is not None:
-                raise self._failure
-            await asyncio.sleep(_POLL_S)
-        return self._schedule.counters.recomputed_tokens - self._recomputed_before
-
-    async def progress(self, since: Mapping[str, int]) -> dict[str, Sampled]:
-        return {session: self._schedule.sampled_since(session, count) for session, count in since.items()}
-
-    async def stats(self) -> EngineStats:
-        schedule, counters = self._schedule, self._schedule.counters
-        return EngineStats(
-            version=self._version,
-            running=schedule.running,
-            waiting=schedule.waiting,
-            sessions=schedule.sessions,
-            suspended=schedule.suspended,
-            prefill_tokens=counters.prefill_tokens,
-            recomputed_tokens=counters.recomputed_tokens,
-            decode_tokens=counters.decode_tokens,
-            cached_tokens=counters.cached_tokens,
-            steps=self._steps,
-            busy_seconds=self._busy_seconds,
-        )
-
-    def _check(self, request: GenerateRequest) -> int:
-        if self._failure is not None:
-            raise self._failure
-        tokens = request.tokens
-        if not len(tokens) or request.max_new_tokens < 1 or not request.temperature >= 0:
-            raise RpcError(
-                "invalid_request",
-                f"{len(tokens)} tokens, max_new_tokens {request.max_new_tokens}, temperature "
-                f"{request.temperature}: there must be a token, a token to sample, no negative temperature",
-            )
-        if tokens.min() < 0 or tokens.max() >= self._vocabulary:
-            raise RpcError("invalid_request", f"a token id is outside the vocabulary of {self._vocabulary}")
-        room = self._schedule.room(len(tokens))
-        if room < 1:
-            raise RpcError(
-                "context_overflow",
-                f"{len(tokens)} tokens leave no room in a context of {self._schedule.max_context}: lower the "
-                "domain's max_tokens, or raise the model's context",
-            )
-        if self._schedule.is_busy(request.session):
-            raise RpcError("session_busy", f"session {request.session!r} has a request already")
-        return room
-
-    async def _run(self) -> None:
-        try:
-            while True:
-                began = now()
-                while self._schedule.has_work():
-                    began = await self._iterate(began)
-                self._wake.clear()
-                await self._wake.wait()
-                # Requests that are sent together run together: their messages take a few passes to be read.
-                await asyncio.sleep(_GATHER_S)
-        except Exception as error:
-            logger.exception("the engine failed")
-            self._fail(RpcError("engine_failed", f"{type(error).__name__}: {error}"))
-            raise
+    async def _iterate_for_ever(self) -> None:
+        while True:
+            began = now()
+            while self._schedule.has_work():
+                began = await self._iterate(began)
+            self._wake.clear()
+            await self._wake.wait()
+            # Requests that are sent together run together: their messages take a few passes to be read.
+            await asyncio.sleep(_GATHER_S)
 
     async def _iterate(self, began: float) -> float:
         """One iteration from `began`, the end of the one before or the arrival of work; returns its end.
@@ -297,16 +160,3 @@ class SimulatedEngine:
             + settings.decode_s_per_sequence * sampled
             + settings.prefill_s_per_token * prefilled
         )
-
-    def _settle(self, finished: list[Finished]) -> None:
-        for end in finished:
-            future = self._futures.pop(end.request, None)
-            if future is not None and not future.done():
-                future.set_result(Generation(end.tokens, end.logprobs, end.versions, end.stop))
-
-    def _fail(self, error: RpcError) -> None:
-        self._failure = error
-        for future in self._futures.values():
-            if not future.done():
-                future.set_exception(error)
-        self._futures.clear()
