@@ -12,8 +12,6 @@ from tasks.rollout.engines.decoder import WeightsMismatch
 from tasks.rollout.engines.torch import TorchEngine
 from tasks.trajectory import StopReason
 from tests.rollout.engines.tiny_models import (
-    MAX_CONTEXT,
-    VOCABULARY,
     load_version,
     make_engine,
     make_model,
@@ -172,13 +170,6 @@ async def test_suspension_without_an_update_keeps_the_cache() -> None:
         assert (await engine.stats()).recomputed_tokens == 0
 
 
-async def test_weights_are_replaced_only_while_suspended() -> None:
-    async with make_engine() as engine:
-        with pytest.raises(RpcError, match="not_suspended"):
-            await engine.load_weights(1)
-        assert (await engine.stats()).version == 0
-
-
 async def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving() -> None:
     def load(version: int) -> Iterable[tuple[str, torch.Tensor]]:
         for name, tensor in load_version(version):
@@ -199,49 +190,6 @@ async def test_a_version_that_cannot_be_loaded_leaves_the_old_one_serving() -> N
         assert (await engine.stats()).version == 0
 
 
-async def test_abort_returns_what_was_sampled_with_its_reason() -> None:
-    async with make_engine(max_running=2) as engine:
-        tasks = [asyncio.create_task(engine.generate(request(f"s{i}", count=80, seed=i))) for i in range(3)]
-        await when(engine, decode_tokens=10)
-        await engine.abort(["s0", "s2", "unknown"], StopReason.STALE)
-        running, waiting = await tasks[0], await tasks[2]
-        assert running.stop is StopReason.STALE
-        assert 0 < len(running.tokens) == len(running.logprobs) == len(running.versions) < 80
-        assert (waiting.stop, len(waiting.tokens)) == (StopReason.STALE, 0)
-        assert len((await tasks[1]).tokens) == 80
-
-
-async def test_abort_takes_effect_while_suspended() -> None:
-    async with make_engine() as engine:
-        task = asyncio.create_task(engine.generate(request(count=80)))
-        await when(engine, decode_tokens=2)
-        await engine.suspend()
-        await engine.abort(["s"], StopReason.CANCELLED)
-        assert (await task).stop is StopReason.CANCELLED
-
-
-async def test_cancelling_the_caller_aborts_its_request_alone() -> None:
-    async with make_engine() as engine:
-        tasks = [asyncio.create_task(engine.generate(request(f"s{i}", count=60, seed=i))) for i in range(2)]
-        await when(engine, decode_tokens=4)
-        tasks[0].cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await tasks[0]
-        assert (await engine.stats()).running == 1
-        assert len((await tasks[1]).tokens) == 60
-        assert len((await engine.generate(request("s0", count=3))).tokens) == 3
-
-
-async def test_ending_a_session_frees_its_cache_and_ends_its_request() -> None:
-    async with make_engine() as engine:
-        task = asyncio.create_task(engine.generate(request(count=80)))
-        await when(engine, decode_tokens=2)
-        await engine.end_session("s")
-        assert (await task).stop is StopReason.CANCELLED
-        await engine.end_session("s")
-        assert (await engine.stats()).sessions == 0
-
-
 async def test_more_sessions_than_slots_evict_the_oldest() -> None:
     async with make_engine(max_running=2, max_sessions=3) as engine:
         contexts = {f"s{i}": prompt(i, 6) for i in range(6)}
@@ -254,45 +202,6 @@ async def test_more_sessions_than_slots_evict_the_oldest() -> None:
         stats = await engine.stats()
     assert stats.sessions == 3
     assert stats.cached_tokens == 0  # in this order each is evicted before its next turn
-
-
-async def test_a_context_without_room_is_a_typed_error_and_a_tight_one_is_cut() -> None:
-    async with make_engine() as engine:
-        with pytest.raises(RpcError) as raised:
-            await engine.generate(request(tokens=prompt(0, MAX_CONTEXT)))
-        assert raised.value.code == "context_overflow"
-        found = await engine.generate(request(tokens=prompt(0, MAX_CONTEXT - 2), count=9))
-        assert (len(found.tokens), found.stop) == (2, StopReason.LENGTH)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"tokens": []},
-        {"tokens": [3, VOCABULARY]},
-        {"tokens": [-1]},
-        {"count": 0},
-        {"temperature": -0.5},
-        {"temperature": float("nan")},
-    ],
-)
-async def test_a_wrong_request_is_refused_and_harms_no_other(wrong: dict) -> None:
-    async with make_engine() as engine:
-        other = asyncio.create_task(engine.generate(request("other", count=5)))
-        with pytest.raises(RpcError) as raised:
-            await engine.generate(request(**wrong))
-        assert raised.value.code == "invalid_request"
-        assert len((await other).tokens) == 5
-
-
-async def test_a_second_request_of_a_session_is_refused() -> None:
-    async with make_engine() as engine:
-        first = asyncio.create_task(engine.generate(request(count=20)))
-        await when(engine, running=1)
-        with pytest.raises(RpcError) as raised:
-            await engine.generate(request(count=1))
-        assert raised.value.code == "session_busy"
-        assert len((await first).tokens) == 20
 
 
 async def test_broken_weights_end_the_engine_with_an_error_to_every_caller() -> None:
