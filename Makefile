@@ -14,7 +14,7 @@ ARGS ?=
 # Mooncake's transfer engine links against the first three; PostgreSQL is an option of `make up`.
 DEBIAN := libibverbs1 librdmacm1 libnuma1 postgresql
 
-.PHONY: train smollm test test-fast chaos lint bench setup vllm debian up down clean
+.PHONY: train smollm test test-fast chaos lint bench reproduce anchors this-machine setup vllm debian up down clean
 
 train: setup
 	$(BIN)/python -m flows.campaign $(CAMPAIGN) $(ARGS)
@@ -35,6 +35,19 @@ chaos: setup debian
 
 test-fast: setup
 	$(BIN)/python -m pytest -m "not slow and not chaos" $(ARGS)
+
+# What RollArt's paper claims beside what the simulator finds, to runs/reproduce.json. ARGS=--quick: seconds.
+reproduce: setup
+	$(BIN)/python -m flows.reproduce $(ARGS)
+
+# Published measurements beside what the performance model predicts of them.
+anchors: setup
+	$(BIN)/python -m infra.performance.anchors
+
+# Two short runs calibrate the simulator to this machine, seven others are predicted and run: six minutes, and
+# nothing else should run beside it.
+this-machine: setup
+	$(BIN)/python -m tasks.simulation.calibration.this_machine --out runs/this_machine.json $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,7 +14,9 @@ class RangedObjects(ObjectStore):
 
     def __init__(self, url: str, options: dict[str, Any] | None = None):
         super().__init__(url, options)
-        if self.is_local:
+        if self.is_held:
+            self._root = self.url
+        elif self.is_local:
             self._root = self.url.removeprefix("file://")
         else:
             filesystem, root = fsspec.core.url_to_fs(url, **(options or {}))
@@ -28,6 +30,8 @@ class RangedObjects(ObjectStore):
         for key, _, _ in ranges:
             if not is_key(key):
                 raise ValueError(f"{key!r} is no object key")
+        if self.is_held:
+            return [self.get(key)[offset : offset + size] for key, offset, size in ranges]
         paths = [f"{self._root}/{key}" for key, _, _ in ranges]
         if self.is_local:
             found: list[Any] = [self._read(*one, path) for one, path in zip(ranges, paths, strict=True)]

@@ -12,6 +12,7 @@ from prefect.cache_policies import NO_CACHE
 from flows.async_train import async_train
 from flows.evaluate import evaluate
 from flows.observation import observed, unreported
+from flows.plan import plan_campaign
 from flows.pools import PoolUnavailable, check_pools
 from flows.preparation import new_run_name, open_run, prepare_model, require_parts
 from flows.results import JSON, kept_results
@@ -19,8 +20,10 @@ from tasks.campaign import Campaign, CampaignError
 from tasks.report.artifacts import CampaignArtifacts
 from tasks.report.evaluation_table import format_evaluation
 from tasks.report.html import write_report
+from tasks.report.plan_section import plan_markdown, read_plan
 from tasks.report.run_files import RunFiles
 from tasks.run_folder import RunFolder
+from tasks.simulation.what_if.plan import PlanRefused
 from tasks.supervision import PartLost, lost_part
 from tasks.train.lease import LeaseRefused
 
@@ -37,6 +40,9 @@ async def report(campaign: Campaign, folder: RunFolder) -> str:
         artifacts = CampaignArtifacts(campaign.name, campaign.train.steps)
         await artifacts.evaluation(files.read_evaluation() or {})
         await artifacts.finish(files.read_metrics(), path, files.read_ends())
+        plan = read_plan(folder.root)
+        if plan is not None:
+            await artifacts.plan(plan_markdown(plan, files.read_metrics(), files.read_spans()))
     await asyncio.to_thread(folder.upload)
     return str(path)
 
@@ -56,6 +62,8 @@ async def campaign(campaign: Campaign, run: str | None = None) -> dict[str, Any]
     await check_pools(campaign)
     folder = open_run(campaign, run or new_run_name(campaign))
     print(f"run {folder.name} in {folder.location}")
+    if campaign.plan is not None:
+        print(f"plan: {await plan_campaign(campaign, campaign.plan, folder)}")
     print(f"model: {await prepare_model(campaign, folder)}")
     files = RunFiles(folder.root)
     settings = {"temperature": campaign.rollout.evaluation_temperature}
@@ -113,7 +121,7 @@ def main() -> int:
     again = f"python -m flows.campaign {arguments.file} --run {run} --resume"
     try:
         evaluation = asyncio.run(_to_its_end(loaded, run, again))
-    except (LeaseRefused, PoolUnavailable) as error:
+    except (LeaseRefused, PoolUnavailable, PlanRefused) as error:
         print(error, file=sys.stderr)
         return 2
     except Exception as error:

@@ -11,12 +11,13 @@ from prefect.client.orchestration import get_client
 from flows.pools import launcher_of
 from tasks.bindings import BindingsFile
 from tasks.campaign import Campaign
+from tasks.open_session import open_session
 from tasks.report.affinity_table import affinity_markdown
 from tasks.report.artifacts import CampaignArtifacts
 from tasks.report.progress import ProgressLine
 from tasks.report.tensorboard import TensorBoardLog
 from tasks.run_folder import RunFolder
-from tasks.session import Session, open_session, surrounding_session
+from tasks.session import Session, surrounding_session
 from tasks.supervision import Part, PartLost
 
 PREFECT_SERVER = "the Prefect server"

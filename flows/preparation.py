@@ -14,6 +14,7 @@ from tasks.reward.lithops_service import ServerlessError, lithops_config
 from tasks.rollout.affinity import requested_affinity
 from tasks.rollout.config import EngineUnavailable
 from tasks.run_folder import RunFolder
+from tasks.simulation.what_if.plan import require_plan
 
 
 def new_run_name(campaign: Campaign) -> str:
@@ -27,6 +28,8 @@ def require_parts(campaign: Campaign) -> None:
     """
     reach_stores(campaign)
     requested_affinity(campaign)
+    if campaign.plan is not None:
+        require_plan(campaign, campaign.plan)
     try:
         if campaign.pools is None:
             campaign.rollout.engine.require_available()

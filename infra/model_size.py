@@ -82,16 +82,37 @@ class ModelSize:
         return self._parameters(self.active_experts)
 
     def _parameters(self, experts: int) -> int:
+        mixture = self.expert_parameters * experts + self.hidden * self.experts
+        embeddings = self.embedding_parameters * (1 if self.tied else 2)
+        layers = self.layers * self.attention_parameters
+        layers += self.dense_layers * self.dense_parameters + self.mixture_layers * mixture
+        return embeddings + layers + self.hidden
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer: projections, biases and norms, the layer's own two among them."""
         query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
         attention = 2 * self.hidden * (query + key) + self.attention_bias
-        attention += 2 * self.head_dim if self.qk_norm else 0
-        norms = 2 * self.hidden
-        dense = 3 * self.hidden * self.dense_width
-        mixture = 3 * self.hidden * self.expert_width * experts + self.hidden * self.experts
-        embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
-        layers = self.layers * (attention + norms)
-        layers += self.dense_layers * dense + (self.layers - self.dense_layers) * mixture
-        return embeddings + layers + self.hidden
+        return attention + (2 * self.head_dim if self.qk_norm else 0) + 2 * self.hidden
+
+    @property
+    def dense_parameters(self) -> int:
+        """Of one dense layer's MLP."""
+        return 3 * self.hidden * self.dense_width
+
+    @property
+    def expert_parameters(self) -> int:
+        """Of one expert of a mixture layer."""
+        return 3 * self.hidden * self.expert_width
+
+    @property
+    def mixture_layers(self) -> int:
+        return self.layers - self.dense_layers
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of one table: the embeddings, and as many again in an untied output layer."""
+        return self.vocabulary * self.hidden
 
     @property
     def weight_bytes(self) -> int:
@@ -150,7 +171,8 @@ class ModelSize:
         return ceil(self.state_bytes / left)
 
 
-def _dense(kind: str, sizes: Sequence[int], tied: bool, **more: Any) -> dict[str, Any]:
+def dense_config(kind: str, sizes: Sequence[int], tied: bool, **more: Any) -> dict[str, Any]:
+    """`sizes`: layers, hidden, width of the MLP, heads, KV heads, vocabulary."""
     layers, hidden, width, heads, kv_heads, vocabulary = sizes
     return {
         "model_type": kind,
@@ -165,9 +187,10 @@ def _dense(kind: str, sizes: Sequence[int], tied: bool, **more: Any) -> dict[str
     }
 
 
-def _moe(sizes: Sequence[int], width: int) -> dict[str, Any]:
+def mixture_config(sizes: Sequence[int], width: int) -> dict[str, Any]:
+    """Of 128 experts with MLPs of `width`, of which a token passes through 8."""
     return {
-        **_dense("qwen3_moe", sizes, False, head_dim=128),
+        **dense_config("qwen3_moe", sizes, False, head_dim=128),
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": width,
@@ -175,18 +198,18 @@ def _moe(sizes: Sequence[int], width: int) -> dict[str, Any]:
 
 
 PUBLIC = {
-    "SmolLM2-135M": _dense("llama", (30, 576, 1536, 9, 3, 49152), True),
-    "Qwen3-0.6B": _dense("qwen3", (28, 1024, 3072, 16, 8, 151936), True, head_dim=128),
-    "Qwen3-1.7B": _dense("qwen3", (28, 2048, 6144, 16, 8, 151936), True, head_dim=128),
-    "Qwen3-4B": _dense("qwen3", (36, 2560, 9728, 32, 8, 151936), True, head_dim=128),
-    "Qwen2.5-7B": _dense("qwen2", (28, 3584, 18944, 28, 4, 152064), False),
-    "Llama-3.1-8B": _dense("llama", (32, 4096, 14336, 32, 8, 128256), False),
-    "Qwen3-8B": _dense("qwen3", (36, 4096, 12288, 32, 8, 151936), False, head_dim=128),
-    "Qwen3-14B": _dense("qwen3", (40, 5120, 17408, 40, 8, 151936), False, head_dim=128),
-    "Qwen3-30B-A3B": _moe((48, 2048, 6144, 32, 4, 151936), 768),
-    "Qwen3-32B": _dense("qwen3", (64, 5120, 25600, 64, 8, 151936), False, head_dim=128),
-    "Llama-3.1-70B": _dense("llama", (80, 8192, 28672, 64, 8, 128256), False),
-    "Qwen3-235B-A22B": _moe((94, 4096, 12288, 64, 4, 151936), 1536),
+    "SmolLM2-135M": dense_config("llama", (30, 576, 1536, 9, 3, 49152), True),
+    "Qwen3-0.6B": dense_config("qwen3", (28, 1024, 3072, 16, 8, 151936), True, head_dim=128),
+    "Qwen3-1.7B": dense_config("qwen3", (28, 2048, 6144, 16, 8, 151936), True, head_dim=128),
+    "Qwen3-4B": dense_config("qwen3", (36, 2560, 9728, 32, 8, 151936), True, head_dim=128),
+    "Qwen2.5-7B": dense_config("qwen2", (28, 3584, 18944, 28, 4, 152064), False),
+    "Llama-3.1-8B": dense_config("llama", (32, 4096, 14336, 32, 8, 128256), False),
+    "Qwen3-8B": dense_config("qwen3", (36, 4096, 12288, 32, 8, 151936), False, head_dim=128),
+    "Qwen3-14B": dense_config("qwen3", (40, 5120, 17408, 40, 8, 151936), False, head_dim=128),
+    "Qwen3-30B-A3B": mixture_config((48, 2048, 6144, 32, 4, 151936), 768),
+    "Qwen3-32B": dense_config("qwen3", (64, 5120, 25600, 64, 8, 151936), False, head_dim=128),
+    "Llama-3.1-70B": dense_config("llama", (80, 8192, 28672, 64, 8, 128256), False),
+    "Qwen3-235B-A22B": mixture_config((94, 4096, 12288, 64, 4, 151936), 1536),
 }
 """What matters here of the published config.json of these models."""
 

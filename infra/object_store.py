@@ -11,6 +11,7 @@ from typing import Any
 
 import fsspec
 
+from infra.held_files import SCHEME, HeldFiles
 from infra.local_files import Data, LocalFiles, OutsideStore, UnsupportedStore
 from infra.remote_files import RemoteFiles
 
@@ -35,6 +36,7 @@ class MissingObject(KeyError):
 
 class ObjectStore:
     """Objects under `url`: a path or file:// is a local directory, memory:// this process, else fsspec.
+    held:// is this process as well, quicker, until `infra.held_files.HeldFiles.forget`.
 
     Keys are parts joined by `/`; a part is letters, digits and `_.=+@,-` and starts with a letter, a digit
     or `_`, so that no key leaves the prefix and none is mistaken for a pattern or a temporary file. Another
@@ -48,9 +50,13 @@ class ObjectStore:
 
     def __init__(self, url: str, options: dict[str, Any] | None = None):
         protocol = fsspec.core.split_protocol(url)[0]
-        self.is_local = protocol in (None, "file", "local")
-        backend: LocalFiles | RemoteFiles
-        if self.is_local:
+        self.is_local = protocol in (None, "file", "local", SCHEME)
+        backend: LocalFiles | RemoteFiles | HeldFiles
+        self.is_held = protocol == SCHEME
+        if self.is_held:
+            self.url = url.rstrip("/")
+            backend = HeldFiles.at(url.removeprefix(f"{SCHEME}://"))
+        elif self.is_local:
             root = os.path.abspath(os.path.expanduser(url.removeprefix(f"{protocol}://")))
             self.url = root if protocol is None else f"file://{root}"
             backend = LocalFiles(root)
@@ -126,6 +132,7 @@ class ObjectStore:
         """The store of everything beneath a prefix."""
         store = object.__new__(ObjectStore)
         store.is_local = self.is_local
+        store.is_held = self.is_held
         store.url = f"{self.url}/{_checked(prefix)}"
         store._files = self._files.sub(prefix)
         return store

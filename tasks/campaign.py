@@ -25,6 +25,7 @@ from tasks.model.config import ModelConfig
 from tasks.reward.config import RewardConfig
 from tasks.rollout.affinity_config import AffinityConfig, require_known
 from tasks.rollout.config import RolloutConfig
+from tasks.simulation.what_if.plan_config import PlanConfig
 from tasks.train.config import TrainConfig
 from tasks.train.modes import MODES
 from tasks.weights.config import PublicationConfig
@@ -214,6 +215,8 @@ class Campaign(Config):
     """Which rollout pool serves which domain."""
     trackers: TrackersConfig = Field(default_factory=TrackersConfig)
     supervision: SupervisionConfig = Field(default_factory=SupervisionConfig)
+    plan: PlanConfig | None = None
+    """Simulate the campaign before it starts. Empty: it starts at once."""
 
     @model_validator(mode="after")
     def _budgets_fit_the_model(self) -> "Campaign":

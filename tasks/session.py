@@ -1,14 +1,15 @@
 """A run that is up: engines, proxy, environments, trainer, stores; the protocol's steps are its methods.
 
-The training loop (flows/async_train.py) calls them in its mode's order; nothing here decides that order.
+`tasks.open_session` brings one up. The training loop calls the methods in its mode's order; nothing here
+decides that order.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -16,23 +17,18 @@ from typing import Any
 from blocks.sample_buffer import SampleBuffer
 from infra.blocking_calls import in_daemon_thread
 from infra.clock import now
-from infra.launcher import Attendance, Launcher, LocalLauncher, Role, Service
-from infra.object_store import ObjectStore
+from infra.launcher import Attendance, Launcher, Role, Service
 from infra.rpc import RpcError
-from tasks.bindings import BindingsFile
-from tasks.bring_up import restored_ledger, service_parts, start_parts, store_parts
 from tasks.campaign import Campaign
-from tasks.environment.cluster import EnvironmentCluster
+from tasks.environment.cluster import Environments
 from tasks.report.run_files import RunFiles
 from tasks.reward.usage import RewardMeter
-from tasks.rollout.affinity import bind_domains, domain_manager, model_size
 from tasks.rollout.affinity_driver import AffinityDriver
 from tasks.rollout.fleet import RolloutFleet
 from tasks.run_folder import RunFolder
 from tasks.supervision import Supervisor
 from tasks.train.collector import Collector
-from tasks.train.lease import TrainerLease
-from tasks.train.manifests import BatchManifest, ManifestHistory, read_manifests
+from tasks.train.manifests import BatchManifest
 from tasks.train.step_metrics import step_row
 
 logger = logging.getLogger(__name__)
@@ -50,7 +46,7 @@ class Session:
         folder: RunFolder,
         files: RunFiles,
         fleet: RolloutFleet,
-        environments: EnvironmentCluster,
+        environments: Environments,
         trainer: Service,
         launcher: Launcher,
         collector: Collector,
@@ -282,101 +278,20 @@ def current_session() -> Session:
     return _current.get()
 
 
+@contextmanager
+def surrounding(session: Session) -> Iterator[None]:
+    """What runs inside finds this session as the current one."""
+    token = _current.set(session)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def surrounding_session(folder: RunFolder) -> Session | None:
     """The session that a surrounding flow opened for the same run, if one did."""
     session = _current.get(None)
     return session if session is not None and session.folder == folder else None
-
-
-@asynccontextmanager
-async def open_session(
-    campaign: Campaign, folder: RunFolder, launcher: Launcher | None = None
-) -> AsyncIterator[Session]:
-    """Bring a run up from its folder, at the newest checkpoint if it has one, and take it down at the end.
-
-    Its services start where `launcher` puts them: on this machine by default. The model must be prepared.
-    Inside of another session for the same run, that one is used. Raises `PartLost` when a part of the run
-    ends or freezes, whatever that makes of the calls under way.
-    """
-    surrounding = surrounding_session(folder)
-    if surrounding is not None:
-        yield surrounding
-        return
-    launcher = launcher or LocalLauncher(tuple(campaign.affinity.local_pools))
-    started = now()
-    supervisor = Supervisor(campaign.supervision, disk=folder.root)
-    buffer = SampleBuffer(ObjectStore(folder.samples_url))
-    async with (
-        supervisor.attending(),
-        TrainerLease.held(ObjectStore(folder.samples_url)) as lease,
-        folder.uploaded(),
-    ):
-        parts: list[Callable[[], Awaitable[None]]] = []
-        collector: Collector | None = None
-        session: Session | None = None
-        try:
-            async with supervisor.explaining():
-                for part in store_parts(campaign, folder):
-                    supervisor.watch(part)
-                bindings = BindingsFile(folder.root)
-                resources = domain_manager(campaign, launcher.pools("rollout"), bindings)
-                affinity = bind_domains(campaign, resources, bindings)
-                trainer, fleet, environments = await start_parts(campaign, folder, launcher, parts, affinity)
-                for part in service_parts(folder, trainer, fleet, environments):
-                    supervisor.watch(part)
-                version = int(trainer.ready["version"])
-                supervisor.advice = advice(version)
-                history = ManifestHistory(read_manifests(buffer).values())
-                ledger = restored_ledger(campaign, buffer, history, version)
-                files = RunFiles(folder.root)
-                started -= files.drop_from_step(version)
-                files.drop_ends_from_step(version if history.next_step is None else history.next_step)
-                collector = Collector(
-                    ledger, fleet, environments, buffer, lease, history, version, files, campaign.train
-                )
-                session = Session(
-                    campaign,
-                    folder,
-                    files,
-                    fleet,
-                    environments,
-                    trainer,
-                    launcher,
-                    collector,
-                    buffer,
-                    supervisor,
-                    version,
-                    started,
-                )
-                session.affinity = AffinityDriver(
-                    campaign,
-                    fleet,
-                    resources,
-                    bindings,
-                    model_size(campaign, folder.model),
-                    [manifest for manifest in history.manifests if manifest.step < version],
-                )
-                if version > 0:
-                    await trainer.call("publish_weights", {"keep_from": version})
-                    await fleet.suspend()
-                    await fleet.load_weights(version)
-                    await fleet.resume()
-                token = _current.set(session)
-                try:
-                    yield session
-                    await session.pushed()
-                    await session.observed()
-                finally:
-                    _current.reset(token)
-        finally:
-            supervisor.release()
-            if session is not None:
-                await session.abandon()
-            if collector is not None:
-                await collector.stop()
-            for problem in await asyncio.gather(*(stop() for stop in parts), return_exceptions=True):
-                if isinstance(problem, Exception):
-                    logger.warning("a part of the run did not stop as it should: %s", problem)
 
 
 def advice(checkpoint: int) -> str:

@@ -10,7 +10,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from distributed import Client, Future, LocalCluster, wait
 
@@ -29,6 +29,29 @@ _CLOSED_EVERY_S = 0.2
 _RESTART_LIMIT_S = 180.0
 _STOP_LIMIT_S = 10.0
 Listener = Callable[[TrajectoryHeader], None]
+
+
+class Environments(Protocol):
+    """The environment side of a run, as the control plane needs it."""
+
+    name: str
+
+    def connect(self, settings: dict[str, Any]) -> None:
+        """Name the services that members will use: settings of `tasks.environment.worker.run_members`."""
+
+    def submit(self, members: list[MemberSpec], listener: Listener) -> None:
+        """Run these members of a group; `listener` hears of each one's end, exactly once."""
+
+    async def alive(self) -> None:
+        """Return once it has given a sign of life."""
+
+    async def wait_failed(self) -> str:
+        """Return why, once it is lost."""
+
+    async def reward_usage(self) -> dict[str, dict[str, float]]:
+        """What rewards have taken so far (`RewardUsage`), by environment worker."""
+
+    async def stop(self) -> None: ...
 
 
 class NoEnvironments(RuntimeError):

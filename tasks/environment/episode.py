@@ -144,21 +144,25 @@ class _Arrays:
     def __post_init__(self) -> None:
         self.tokens = np.empty(self.max_tokens, np.int32)
         self.logprobs = np.zeros(self.max_tokens, np.float32)
-        self.versions = np.full(self.max_tokens, NOT_GENERATED, np.int32)
+        self.versions = np.empty(self.max_tokens, np.int32)
 
     @property
     def context(self) -> NDArray[np.int32]:
         return self.tokens[: self.length]
 
     def append(self, tokens: NDArray[np.int32]) -> None:
-        self.tokens[self.length : self.length + len(tokens)] = tokens
-        self.length += len(tokens)
+        # What a long budget leaves unused is never touched, and so takes no memory.
+        start, end = self.length, self.length + len(tokens)
+        self.tokens[start:end] = tokens
+        self.versions[start:end] = NOT_GENERATED
+        self.length = end
 
     def append_sampled(self, generation: Generation) -> None:
         start, end = self.length, self.length + len(generation.tokens)
+        self.tokens[start:end] = generation.tokens
         self.logprobs[start:end] = generation.logprobs
         self.versions[start:end] = generation.versions
-        self.append(generation.tokens)
+        self.length = end
 
 
 async def run_episode(

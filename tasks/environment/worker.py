@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from distributed import get_worker
@@ -23,13 +23,15 @@ from infra.clock import now
 from infra.object_store import ObjectStore
 from infra.rpc import ConnectionLost, RpcClient, RpcError
 from tasks.campaign import Campaign
-from tasks.environment.episode import AbortSwitch, Episode, run_episode, turn_seed
+from tasks.environment.episode import AbortSwitch, Episode, Renderer, run_episode, turn_seed
 from tasks.environment.headers import fault_header, header_of
 from tasks.environment.hosts import EnvironmentHosts
+from tasks.environment.openai.episode import AgentProcess
 from tasks.environment.openai.serving import AgentServing, external_token
 from tasks.environment.rendering import ChatRenderer
 from tasks.reward.dispatch import RewardWorkers
 from tasks.reward.functions import RewardInput
+from tasks.reward.usage import RewardUsage
 from tasks.rollout.engines.base import Generation
 from tasks.train.modes import MODES
 from tasks.trajectory import (
@@ -122,16 +124,34 @@ async def _present_worker(settings: dict[str, Any]) -> "EnvironmentWorker":
         raise
 
 
+class Hosts(Protocol):
+    """`tasks.environment.hosts.EnvironmentHosts`, as a worker needs it."""
+
+    def environment(self, domain: str) -> AgentProcess: ...
+
+    async def close(self) -> None: ...
+
+
+class Rewards(Protocol):
+    """`tasks.reward.dispatch.RewardWorkers`, as a worker needs it."""
+
+    async def score(self, given: RewardInput, name: str = "") -> Outcome: ...
+
+    def usage(self) -> RewardUsage: ...
+
+    async def close(self) -> None: ...
+
+
 class EnvironmentWorker:
-    """Drives many episodes at a time on one event loop. Made by `start`."""
+    """Drives many episodes at a time on one event loop. Made by `start`, where its parts are real ones."""
 
     def __init__(
         self,
         campaign: Campaign,
         proxy: dict[str, Any],
-        hosts: EnvironmentHosts,
-        rewards: RewardWorkers,
-        renderer: ChatRenderer,
+        hosts: Hosts,
+        rewards: Rewards,
+        renderer: Renderer,
         buffer: SampleBuffer,
         context_limit: int | None,
     ):
@@ -184,8 +204,8 @@ class EnvironmentWorker:
                 SampleBuffer(ObjectStore(settings["samples"]["url"])),
                 _context_limit(model),
             )
-            await worker._connected()
-            await worker._serve_agents()
+            await worker.connect()
+            await worker._serve_agents(renderer)
         except BaseException:
             await hosts.close()
             await rewards.close()
@@ -193,8 +213,12 @@ class EnvironmentWorker:
         return worker
 
     @property
-    def rewards(self) -> RewardWorkers:
+    def rewards(self) -> Rewards:
         return self._rewards
+
+    async def connect(self) -> None:
+        """Be there for the proxy's orders to abort, also before the first turn. Raises `ConnectionLost`."""
+        await self._connected()
 
     async def close(self) -> None:
         """End the children and the connection, once the proxy has been told of what finished."""
@@ -407,7 +431,7 @@ class EnvironmentWorker:
         except RpcError as error:
             logger.warning("the proxy was not told to abort %d sessions: %s", len(sessions), error)
 
-    async def _serve_agents(self) -> None:
+    async def _serve_agents(self, renderer: ChatRenderer) -> None:
         """Begin to serve the domains whose environment is an agent, if there are any."""
         agents = [agent for domain in self._campaign.domains.values() if (agent := domain.agent)]
         if not agents:
@@ -417,7 +441,7 @@ class EnvironmentWorker:
         address = (await self._connected()).local_address if host == "auto" else host
         token = external_token(agents, config.gateway_port)
         self._agents = await AgentServing.start(
-            address, config.gateway_port, self._renderer, self._context_limit, token
+            address, config.gateway_port, renderer, self._context_limit, token
         )
 
     async def _connected(self) -> RpcClient:

@@ -5,6 +5,7 @@
     <campaign>-rewards      rewards by domain over the whole run
     <campaign>-bias         accepted against generated trajectories, by length and domain
     <campaign>-affinity     which pool serves which domain and why, with a profile
+    <campaign>-plan         what was predicted before the start, at the end beside what was measured
     <campaign>-evaluation   held-out rewards, untrained against trained
     <campaign>-report       where the run's report is
 
@@ -72,6 +73,10 @@ class CampaignArtifacts:
     async def affinity(self, markdown: str) -> None:
         """Show what the affinity profile advises: a page of `tasks.report.affinity_table`."""
         await self._try(acreate_markdown_artifact(markdown, key=f"{self._prefix}-affinity"))
+
+    async def plan(self, markdown: str) -> None:
+        """Show what the campaign's plan predicts: a page of `tasks.report.plan_section`."""
+        await self._try(acreate_markdown_artifact(markdown, key=f"{self._prefix}-plan"))
 
     async def evaluation(self, evaluation: Mapping[str, Any]) -> None:
         """Show held-out results, of the shape that `RunFiles.write_evaluation` returns."""

@@ -21,6 +21,7 @@ from tasks.report.metrics import (
     domains,
     numbers,
 )
+from tasks.report.plan_section import plan_section, read_plan
 from tasks.report.run_files import RunFiles, Span, replace_file
 
 FIRST_TRAIN_METRICS = ("loss", "gradient_norm", "grad_norm", "entropy", "importance", "ratio", "kl", "clip")
@@ -65,6 +66,7 @@ def write_report(run_folder: str | Path) -> Path:
         ends=files.read_ends(),
         seconds=files.last_time(),
         bindings=BindingsFile(files.folder).read(),
+        plan=read_plan(files.folder),
     )
     replace_file(files.report_file, page)
     return files.report_file
@@ -80,8 +82,10 @@ def render_report(
     ends: Sequence[EndRow],
     seconds: float,
     bindings: BindingsRecord | None = None,
+    plan: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page. `campaign` is its YAML; `ends` the lines of `ends.jsonl`; `seconds` the run's length."""
+    """The page. `campaign` is its YAML; `ends` the lines of `ends.jsonl`; `seconds` the run's length;
+    `plan` its `plan.json`."""
     options = yaml.safe_load(campaign) if campaign else None
     options = options if isinstance(options, dict) else {}
     plots = _plots(rows)
@@ -110,6 +114,7 @@ def render_report(
         reward_facts=reward_facts(rows),
         gantt=gantt,
         affinity=affinity_section(bindings) if bindings else None,
+        plan=plan_section(plan, rows, spans) if plan else None,
         busy=timeline.busy_shares(spans, seconds),
         spans_left_out=max(len(spans) - timeline.SPANS_SHOWN, 0),
         campaign=campaign,

@@ -1,7 +1,7 @@
 """Which pool suits each domain, from what its trajectories are made of. Pure.
 
-A roofline (`tasks.rollout.roofline`) says how long an engine of each pool takes for a trajectory of each
-domain; the mapping is the one with which the slowest pool is done first.
+The performance model (`tasks.rollout.roofline`) says how long an engine of each pool takes for a trajectory
+of each domain; the mapping is the one with which the slowest pool is done first.
 """
 
 import itertools
@@ -13,9 +13,7 @@ from typing import Any
 from infra.model_size import ModelSize
 from infra.resources import ANYWHERE
 from tasks.rollout.roofline import (
-    USUAL,
     DomainWork,
-    Efficiency,
     RolloutPool,
     TrajectoryTime,
     trajectory_time,
@@ -55,7 +53,6 @@ def recommend(
     pools: Sequence[RolloutPool],
     current: Mapping[str, str],
     running: int,
-    efficiency: Efficiency = USUAL,
 ) -> Advice | None:
     """The mapping with which a step's trajectories are generated soonest, all pools side by side.
 
@@ -68,7 +65,7 @@ def recommend(
         return None
     by_name = {pool.name: pool for pool in pools}
     times = {
-        work.domain: {pool.name: trajectory_time(work, size, pool, running, efficiency) for pool in pools}
+        work.domain: {pool.name: trajectory_time(work, size, pool, running) for pool in pools}
         for work in works
     }
     fitting: dict[str, dict[str, float]] = {

@@ -90,7 +90,7 @@ class Lockstep:
         self._rounds = TurnRounds()
         self._begins: Waiting = {}
         self._releases: Waiting = {}
-        self._ends: set[asyncio.Future[None]] = set()
+        self._ends: dict[asyncio.Future[None], None] = {}
 
     def expect(self, names: Iterable[str]) -> None:
         """Before any of these asks for its first turn."""
@@ -123,12 +123,12 @@ class Lockstep:
         if name not in self._rounds.live:
             return
         future = asyncio.get_running_loop().create_future()
-        self._ends.add(future)
+        self._ends[future] = None
         self._perform(self._rounds.over([name]))
         try:
             await future
         finally:
-            self._ends.discard(future)
+            self._ends.pop(future, None)
 
     async def _held(self, waiting: Waiting, name: str, event: Callable[[str], Moves]) -> None:
         future = asyncio.get_running_loop().create_future()
@@ -155,7 +155,7 @@ class Lockstep:
 
     def _perform(self, moves: Moves) -> None:
         for names, waiting in ((moves.begin, self._begins), (moves.release, self._releases)):
-            for name in names:
+            for name in sorted(names):  # in the same order wherever this runs
                 for future in waiting.pop(name, []):
                     if not future.done():
                         future.set_result(None)

@@ -74,8 +74,11 @@ async def serve_proxy(settings: dict[str, Any], ready: Callable[[dict[str, Any]]
     )
     url = await server.start(settings.get("host", "127.0.0.1"), settings.get("port", 0))
     ready({"url": url})
-    await asyncio.gather(*joining)
-    await asyncio.Event().wait()
+    try:
+        await asyncio.gather(*joining)
+        await asyncio.Event().wait()
+    finally:
+        proxy.workers.leave()
 
 
 async def _rejoin(proxy: LLMProxy, address: EngineAddress) -> None:

@@ -1,26 +1,20 @@
-"""How long an engine takes for a trajectory: a roofline over the hardware catalogue. Pure.
+"""How long an engine takes for a trajectory, by the performance model. Pure.
 
-A trajectory is so many tokens prefilled and so many decoded. Peak figures are the catalogue's, and
-`Efficiency` names what of them is reached.
+A trajectory is so many tokens prefilled and so many decoded.
 """
 
 from dataclasses import dataclass
 
 from infra.hardware import Hardware
 from infra.model_size import ModelSize
-from infra.resources import MEMORY_SHARE
+from infra.performance.coefficients import coefficients_of
+from infra.performance.iteration import BatchWork, IterationModel
+from infra.performance.parallel import ModelDoesNotFit, Parallel
 
-
-@dataclass(frozen=True, slots=True)
-class Efficiency:
-    """Shares of the peak that an engine reaches. Of prefill as of training, 0.5 to 0.6 of dense peak is what
-    good kernels reach; of memory bandwidth, 0.8."""
-
-    compute: float = 0.55
-    bandwidth: float = 0.8
-
-
-USUAL = Efficiency()
+PREFILL_CHUNK = 8192
+"""Tokens of a prefill iteration, prompts of several trajectories together."""
+ALIKE = {"layer_s": 0.0, "iteration_s": 0.0, "sequence_s": 0.0, "mixture_s": 0.0}
+"""Costs of launches and of the host are left out: they are alike on all pools, which are compared here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +62,24 @@ class TrajectoryTime:
 
 
 def trajectory_time(
-    work: DomainWork,
-    size: ModelSize,
-    pool: RolloutPool,
-    running: int,
-    efficiency: Efficiency = USUAL,
+    work: DomainWork, size: ModelSize, pool: RolloutPool, running: int
 ) -> TrajectoryTime | None:
-    """Roofline time of one trajectory on one engine; None where the model leaves no room for its KV.
+    """Time of one trajectory on one engine's devices; None where the model leaves no room for its KV.
 
-    Attention costs 4 x layers x query width operations for each pair of tokens. A token's context is on
-    average half of the trajectory. Prefill of P tokens is bound by compute: P (2 N + attention) operations,
-    N parameters that a token passes through. A decode step of B trajectories takes the longer of its bytes
-    (weights once, and the KV of B contexts) and its operations; a trajectory has 1/B of it. B is `running`,
-    or fewer where no more KV fits beside the weights.
+    A token's context is on average half of the trajectory. Prefill takes its tokens' share of full chunks. A
+    decode iteration is shared by the trajectories that run: `running`, or fewer where no more KV fits beside
+    the weights. Raises ValueError where the heads do not divide by the pool's devices.
     """
-    context = work.tokens / 2
-    room = MEMORY_SHARE * pool.hardware.memory_bytes * pool.devices - size.weight_bytes
-    batch = min(float(running), room / max(work.tokens * size.kv_bytes_per_token, 1.0))
+    coefficients = coefficients_of(pool.hardware).changed(ALIKE)
+    model = IterationModel(size, pool.hardware, Parallel(tensor=pool.devices), coefficients)
+    try:
+        room = model.kv_tokens()
+    except ModelDoesNotFit:
+        return None
+    batch = min(running, int(room / max(work.tokens, 1.0)))
     if batch < 1:
         return None
-    compute = pool.hardware.tflops * 1e12 * efficiency.compute * pool.devices
-    bandwidth = pool.hardware.bandwidth_tb_s * 1e12 * efficiency.bandwidth * pool.devices
-    attention = 4 * size.layers * size.heads * size.head_dim * context
-    operations = 2 * size.active_parameters + attention
-    step_s = max(
-        (size.weight_bytes + batch * context * size.kv_bytes_per_token) / bandwidth,
-        batch * operations / compute,
-    )
-    return TrajectoryTime(work.prefilled * operations / compute, work.decoded * step_s / batch)
+    context = work.tokens / 2
+    chunk_s = model.seconds(BatchWork(0, 0, PREFILL_CHUNK, PREFILL_CHUNK * context, 1))
+    step_s = model.seconds(BatchWork(batch, round(batch * context)))
+    return TrajectoryTime(work.prefilled * chunk_s / PREFILL_CHUNK, work.decoded * step_s / batch)

@@ -76,6 +76,7 @@ class Router:
         self._candidates: dict[
             str, list[WorkerState]
         ] = {}  # by domain, until a worker or the affinity changes
+        self._prefillers: list[WorkerState] | None = None  # available ones, until a worker changes
         self._fell_back: set[tuple[str, str]] = set()
 
     @property
@@ -105,13 +106,13 @@ class Router:
         if name in self._workers:
             raise ValueError(f"there is an inference worker {name!r} already")
         self._workers[name] = WorkerState(name, pool, role)
-        self._candidates.clear()
+        self._forget_candidates()
 
     def remove_worker(self, name: str) -> None:
         worker = self._workers.pop(name)
         for trajectory in worker.trajectories:
             del self._placed[trajectory]
-        self._candidates.clear()
+        self._forget_candidates()
 
     def route(self, trajectory: str, domain: str) -> str:
         """The worker for this trajectory's next turn. Raises `NoWorker`."""
@@ -133,15 +134,16 @@ class Router:
         then the KV stays within the pool. `near`, which holds KV of the trajectory's earlier turns, is taken
         while it is available. `prefilled` says that the prefill is over.
         """
-        workers = [w for w in self._workers.values() if w.available and w.role == "prefill"]
+        if self._prefillers is None:
+            self._prefillers = [w for w in self._workers.values() if w.available and w.role == "prefill"]
+        workers = self._prefillers
+        if not workers:
+            return None
         pool = self._preferred(domain)
         worker = min(
             [w for w in workers if w.pool == pool] or workers,
             key=lambda worker: (worker.name != near, worker.prefills, worker.name),
-            default=None,
         )
-        if worker is None:
-            return None
         worker.prefills += 1
         return worker.name
 
@@ -165,7 +167,7 @@ class Router:
     def set_aside(self, name: str) -> None:
         """Send nothing more to this worker; its trajectories go on elsewhere."""
         self._workers[name].available = False
-        self._candidates.clear()
+        self._forget_candidates()
 
     def restore(self, name: str) -> None:
         """A worker that was set aside is back, with nothing in its cache.
@@ -174,7 +176,7 @@ class Router:
         """
         worker = self._workers[name]
         worker.available, worker.failures, worker.prefills = True, 0, 0
-        self._candidates.clear()
+        self._forget_candidates()
 
     def failed(self, name: str) -> bool:
         """A request on this worker failed. Returns True when it has now failed too often and is set aside."""
@@ -188,8 +190,12 @@ class Router:
     def rebind(self, affinity: Mapping[str, str]) -> None:
         """Domains prefer these pools from now on. Trajectories that are placed stay where they are."""
         self._affinity = dict(affinity)
-        self._candidates.clear()
+        self._forget_candidates()
         self._fell_back.clear()
+
+    def _forget_candidates(self) -> None:
+        self._candidates.clear()
+        self._prefillers = None
 
     def _preferred(self, domain: str) -> str | None:
         return self._affinity.get(domain, self._affinity.get(DEFAULT))

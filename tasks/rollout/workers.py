@@ -214,6 +214,11 @@ class Workers:
                 gone.update(counted(stats))
         return {name: self._stats[name] for name in answers if name in self._stats}, gone
 
+    def leave(self) -> None:
+        """Whoever these work for ends: that their connections do is no loss of theirs."""
+        for worker in self._workers.values():
+            worker.client = None
+
     async def close(self) -> None:
         for worker in self._workers.values():
             if worker.client is not None:

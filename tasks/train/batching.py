@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tasks.trajectory import TrajectoryHeader
 
@@ -14,10 +14,13 @@ class ReadyGroup:
     group: int
     domain: str
     members: tuple[TrajectoryHeader, ...]
+    oldest_version: int = field(init=False)
+    """That sampled a token of any member; 0 of a group without members."""
 
-    @property
-    def oldest_version(self) -> int:
-        return min(member.oldest_version for member in self.members)
+    def __post_init__(self) -> None:
+        # Kept, since whoever looks for what is too old asks every group that waits.
+        oldest = min((member.oldest_version for member in self.members), default=0)
+        object.__setattr__(self, "oldest_version", oldest)
 
 
 class DomainQuota:
@@ -33,17 +36,23 @@ class DomainQuota:
         self._groups = groups_per_batch
         self._slots: list[str] = []
         self._counts: Counter[str] = Counter()
+        self._through: tuple[int, Counter[str]] = (0, Counter())  # what was asked for last: it is asked for
+        self._of_batch: tuple[int, Counter[str]] = (-1, Counter())  # again with every trajectory that ends
 
     def through(self, slots: int) -> Counter[str]:
         """Groups of each domain among the first `slots` slots."""
-        self._extend(slots)
-        return Counter(self._slots[:slots])
+        if self._through[0] != slots:
+            self._extend(slots)
+            self._through = (slots, Counter(self._slots[:slots]))
+        return self._through[1].copy()
 
     def of_batch(self, step: int) -> Counter[str]:
         """Groups of each domain in the batch of `step`."""
-        end = (step + 1) * self._groups
-        self._extend(end)
-        return Counter(self._slots[end - self._groups : end])
+        if self._of_batch[0] != step:
+            end = (step + 1) * self._groups
+            self._extend(end)
+            self._of_batch = (step, Counter(self._slots[end - self._groups : end]))
+        return self._of_batch[1].copy()
 
     def _extend(self, slots: int) -> None:
         while len(self._slots) < slots:
@@ -59,13 +68,14 @@ def choose(ready: Sequence[ReadyGroup], quota: Mapping[str, int]) -> list[ReadyG
     Older groups go first, so that fewer grow stale in the queue; the batch itself is in order of group, so
     that it does not depend on which trajectory happened to end first.
     """
+    by_domain: dict[str, list[ReadyGroup]] = {domain: [] for domain in quota}
+    for group in ready:
+        if group.domain in by_domain:
+            by_domain[group.domain].append(group)
+    if any(len(by_domain[domain]) < wanted for domain, wanted in quota.items()):
+        return None
     chosen: list[ReadyGroup] = []
     for domain, wanted in quota.items():
-        candidates = sorted(
-            (group for group in ready if group.domain == domain),
-            key=lambda group: (group.oldest_version, group.group),
-        )
-        if len(candidates) < wanted:
-            return None
+        candidates = sorted(by_domain[domain], key=lambda group: (group.oldest_version, group.group))
         chosen += candidates[:wanted]
     return sorted(chosen, key=lambda group: group.group)

@@ -10,7 +10,7 @@ from functools import partial
 from blocks.sample_buffer import SampleBuffer
 from infra.blocking_calls import in_daemon_thread
 from infra.rpc import RpcError
-from tasks.environment.cluster import EnvironmentCluster
+from tasks.environment.cluster import Environments
 from tasks.report.run_files import RunFiles
 from tasks.rollout.fleet import RolloutFleet
 from tasks.train.config import TrainConfig
@@ -28,7 +28,7 @@ class Collector:
         self,
         ledger: Ledger,
         fleet: RolloutFleet,
-        environments: EnvironmentCluster,
+        environments: Environments,
         buffer: SampleBuffer,
         lease: TrainerLease,
         history: ManifestHistory,
@@ -131,7 +131,7 @@ class Collector:
         else:
             self._submit(starts)
         cancels = [instruction for instruction in instructions if isinstance(instruction, Cancel)]
-        for reason in {cancel.reason for cancel in cancels}:
+        for reason in dict.fromkeys(cancel.reason for cancel in cancels):
             names = [str(cancel.key) for cancel in cancels if cancel.reason == reason]
             self._give(partial(self._fleet.abort, names, reason))
 

@@ -82,7 +82,7 @@ class Ledger:
         self._open: dict[int, GroupProgress] = {}
         self._initiated: dict[int, int] = {}  # open group -> the version it was begun under
         self._ready: dict[int, ReadyGroup] = {}
-        self._trained: Counter[str] = Counter()  # domain -> groups in batches so far
+        self._begun: Counter[str] = Counter()  # domain -> groups that are open, ready or trained
         self._gaps: dict[str, list[int]] = {domain: [] for domain in self._domains}
         self._next_ordinal: Counter[str] = Counter()
         self._cancelling: set[TrajectoryKey] = set()
@@ -110,7 +110,7 @@ class Ledger:
         finished = set(retired)
         for group, domain in trained:
             finished.add(group)
-            self._trained[domain] += 1
+            self._begun[domain] += 1
         kept: dict[int, list[TrajectoryHeader]] = {}
         for header in committed:
             if header.key.group not in finished:
@@ -130,6 +130,7 @@ class Ledger:
                 else:  # an earlier attempt was committed too, though its announcement was lost
                     self._ends.over(header, Fate.CANCELLED)
             self._open[group] = progress
+            self._begun[progress.domain] += 1
             self._initiated[group] = min(header.initiating_version for header in headers)
 
     def begin(self) -> list[Instruction]:
@@ -187,7 +188,6 @@ class Ledger:
             return None, instructions + self._fill()
         for group in chosen:
             del self._ready[group.group]
-            self._trained[group.domain] += 1
             self._ends.decide(group.group, Fate.TRAINED, group.members)
         self.next_step += 1
         instructions += self._cancel_too_old() if self.next_step < self._train.steps else self._cancel_all()
@@ -237,11 +237,8 @@ class Ledger:
             redundant_groups=self._train.redundancy.groups,
             last_batch=self.next_step if self._mode.one_batch_at_a_time else None,
         )
-        counted = Counter(self._trained)
-        counted.update(progress.domain for progress in self._open.values())
-        counted.update(ready.domain for ready in self._ready.values())
         instructions: list[Instruction] = []
-        for domain, places in capacity(self._quota, slots, counted).items():
+        for domain, places in capacity(self._quota, slots, self._begun).items():
             for _ in range(places):
                 instructions += self._begin_group(domain)
         return instructions
@@ -255,6 +252,7 @@ class Ledger:
         group = ordinal * len(self._domains) + self._domains.index(domain)
         progress = self._progress(group, domain)
         self._open[group] = progress
+        self._begun[domain] += 1
         self._initiated[group] = self.version
         return self._starts(group, progress.launch())
 
@@ -354,6 +352,7 @@ class Ledger:
 
     def _drop(self, ready: ReadyGroup, fate: Fate) -> None:
         self._ready.pop(ready.group, None)
+        self._begun[ready.domain] -= 1
         self._retired.append(ready.group)
         self._counts[f"groups/dropped/{fate}"] += 1
         self._ends.decide(ready.group, fate)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flows.async_train import async_train, directly, train_loop
+from flows.async_train import async_train
 from flows.preparation import open_run, prepare_model
 from tasks.campaign import Campaign
+from tasks.open_session import open_session
 from tasks.report.run_files import RunFiles, Span
 from tasks.run_folder import RunFolder
-from tasks.session import open_session
+from tasks.train.loop import directly, train_loop
 
 WARM_UP_STEPS = 3
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -74,7 +75,7 @@ async def record_loop(campaign: Campaign, *, prefect: bool = False) -> LoopRecor
             folder = open_run(campaign, "bench")
             await prepare_model.fn(campaign, folder)
             async with open_session(campaign, folder) as session:
-                await train_loop(session, directly)
+                await train_loop(session, directly(session))
         files = RunFiles(folder.root)
         return LoopRecord(files.read_metrics(), files.read_spans())
 

@@ -24,7 +24,9 @@ from tests.bench import (
     prefill_decode,
     proxy_alone,
     reward_utilisation,
+    simulator_speed,
     small_llama,
+    virtual_time,
 )
 from tests.bench.loops import WARM_UP_STEPS, LoopTimes, run_loop, slow_turns, sums
 from tests.bench.rows import Row, at_least, at_most, table, write
@@ -34,7 +36,8 @@ ROOT = Path(__file__).parents[2]
 LAPTOP = ROOT / "flows/campaigns/laptop.yaml"
 SMOLLM = ROOT / "models/smollm2-135m-instruct"
 CONTROL_PLANE = ["proxy", "interaction", "modes", "exposed", "reward"]
-KINDS = ["trainer", "trl", "sync", "flow", "pd", "vllm", "s3", "mooncake", "delta", *CONTROL_PLANE]
+SERVICES = ["vllm", "s3", "mooncake", "delta"]
+KINDS = ["trainer", "trl", "sync", "flow", "pd", *SERVICES, *CONTROL_PLANE, "simulator"]
 TURNS, LATENCY_MS = 4, 50.0
 
 
@@ -174,6 +177,9 @@ async def bench(trl_python: Path | None, vllm_python: Path, kinds: list[str], re
         if kind in kinds:
             for row in await control_plane_rows(kind, repeats):
                 add(row)
+    if "simulator" in kinds:
+        add(await asyncio.to_thread(virtual_time.measure))
+        add(await asyncio.to_thread(simulator_speed.row))
     return rows
 
 

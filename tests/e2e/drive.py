@@ -7,11 +7,11 @@ import asyncio
 import sys
 from typing import Any
 
-from flows.async_train import directly, train_loop
 from flows.preparation import open_run, prepare_model
 from tasks.campaign import Campaign
 from tasks.open_session import open_session
 from tasks.supervision import PartLost
+from tasks.train.loop import directly, train_loop
 
 
 async def drive(campaign: Campaign, run: str) -> None:
@@ -24,7 +24,7 @@ async def drive(campaign: Campaign, run: str) -> None:
 
         session.observers.append(say)
         print(f"from {session.step}", flush=True)
-        await train_loop(session, directly)
+        await train_loop(session, directly(session))
 
 
 def main() -> int:

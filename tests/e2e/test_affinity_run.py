@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from flows.async_train import directly, train_loop
 from flows.preparation import open_run
 from infra.launcher import LocalService
 from tasks.bindings import BindingsFile
@@ -16,6 +15,7 @@ from tasks.campaign import Campaign
 from tasks.open_session import open_session
 from tasks.report.html import write_report
 from tasks.rollout.affinity import bind_domains, domain_manager
+from tasks.train.loop import directly, train_loop
 from tests.e2e.campaigns import small_campaign
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -48,7 +48,7 @@ async def test_domains_keep_to_their_pools_fall_back_and_are_rebound(model: Path
                 os.kill(engine.process.process.pid, signal.SIGKILL)
 
         session.observers.append(kill_the_fast_pool)
-        await train_loop(session, directly)
+        await train_loop(session, directly(session))
         after = await session.fleet.served()
         assert await session.fleet.serving_pools() == ["wide"]
     assert {domain: list(pools) for domain, pools in before.items()} == {"sums": ["fast"], "turns": ["wide"]}
@@ -67,7 +67,7 @@ async def test_domains_keep_to_their_pools_fall_back_and_are_rebound(model: Path
     async with open_session(second, folder) as session:
         assert session.affinity is not None
         assert session.affinity.mapping == {"sums": "fast", "turns": "wide"}
-        await train_loop(session, directly)
+        await train_loop(session, directly(session))
         await session.observed()
         served = await session.fleet.served()
         assert session.affinity.mapping == {"sums": "wide", "turns": "fast"}

@@ -12,6 +12,7 @@ import pytest
 from infra.cluster.config import POOLS, QUEUES
 from infra.cluster.work_pools import make_work_pools
 from tests.e2e.campaigns import saved, small_campaign
+from tests.flows.cluster_files import cluster_for
 from tests.flows.test_bound_pools import ONLINE as BOUND_POOLS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,7 +41,8 @@ def known(environment: dict[str, str]) -> dict[str, Any]:
 def test_a_campaign_runs_from_the_command_line_to_its_report(
     prefect_server: dict[str, str], model: Path, tmp_path: Path
 ) -> None:
-    campaign = small_campaign(model, tmp_path, train={"steps": 3})
+    plan = {"cluster": str(cluster_for(model, tmp_path)), "steps": 1}
+    campaign = small_campaign(model, tmp_path, train={"steps": 3}, plan=plan)
     file = saved(campaign, tmp_path)
     output = run(
         [sys.executable, "-m", "flows.campaign", str(file), "--run", "first", "train.steps=2"], prefect_server
@@ -53,7 +55,10 @@ def test_a_campaign_runs_from_the_command_line_to_its_report(
         for policy in ("untrained", "trained"):
             assert row[policy]["episodes"] == 8
             assert row[policy]["low"] <= row[policy]["mean"] <= row[policy]["high"]
-    assert "<html" in (folder / "report.html").read_text()[:500]
+    report = (folder / "report.html").read_text()
+    assert "<html" in report[:500]
+    assert json.loads((folder / "plan.json").read_text())["prediction"]["step_seconds"] > 0
+    assert "Predicted and measured" in report
     assert list((folder / "tensorboard").iterdir())
 
     seen = known(prefect_server)
@@ -61,7 +66,8 @@ def test_a_campaign_runs_from_the_command_line_to_its_report(
         assert seen["task_runs"].get(f"{stage}: Completed", 0) >= 2, stage
     for name in ("campaign", "async-train", "evaluate"):
         assert seen["flow_runs"][f"{name}: Completed"] >= 1
-    assert {"small-progress", "small-step", "small-rewards", "small-evaluation"} <= set(seen["artifacts"])
+    shown = {f"small-{name}" for name in ("progress", "step", "rewards", "evaluation", "plan")}
+    assert shown <= set(seen["artifacts"])
 
 
 def test_one_step_is_a_dag_of_four_stages(
@@ -120,6 +126,7 @@ def test_every_deployment_is_deployed_twice_over_and_runs_on_a_worker(
         "evaluate/evaluate",
         *(f"pool-host/{pool}" for pool in sorted(POOLS)),
         "rl-step/rl-step",
+        "simulate/what-if",
     ]
     assert seen["schedules"]["laptop"] == 1
     campaign = small_campaign(model, tmp_path, train={"steps": 1})

@@ -255,7 +255,8 @@ class StoreAgainstADictionary(RuleBasedStateMachine):
         import tempfile
 
         self.folder = tempfile.TemporaryDirectory()
-        self.stores = [ObjectStore(self.folder.name), ObjectStore(f"memory://{uuid.uuid4().hex}")]
+        inside = [ObjectStore(f"{scheme}://{uuid.uuid4().hex}") for scheme in ("memory", "held")]
+        self.stores = [ObjectStore(self.folder.name), *inside]
         self.model: dict[str, bytes] = {}
 
     @rule(key=keys, data=st.binary(max_size=20))

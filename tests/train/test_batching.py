@@ -34,6 +34,15 @@ def test_no_domain_ever_strays_by_more_than_a_group_per_other_domain(weights, gr
     assert summed == +counts
 
 
+def test_who_is_told_a_quota_may_change_what_it_got() -> None:
+    quota = DomainQuota({"a": 1.0, "b": 1.0}, groups_per_batch=2)
+    for ask in (lambda: quota.of_batch(3), lambda: quota.through(8)):
+        before = dict(ask())
+        ask()["a"] += 1
+        assert ask() == before
+    assert quota.of_batch(0) == {"a": 1, "b": 1}, "another batch than the last one asked for"
+
+
 def test_a_batch_waits_for_the_domain_that_lacks_a_group() -> None:
     assert choose([ready(0, "a"), ready(2, "a")], {"a": 1, "b": 1}) is None
 

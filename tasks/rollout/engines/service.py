@@ -107,9 +107,9 @@ def engine_handlers(engine: InferenceEngine, reports: ProgressReports | None = N
         with reports.turn(request.session, connection) if reports is not None else contextlib.nullcontext():
             generation = await engine.generate(request)
         return {
-            "tokens": generation.tokens.astype("<i4").tobytes(),
-            "logprobs": generation.logprobs.astype("<f4").tobytes(),
-            "versions": generation.versions.astype("<i4").tobytes(),
+            "tokens": generation.tokens.astype("<i4", copy=False).tobytes(),
+            "logprobs": generation.logprobs.astype("<f4", copy=False).tobytes(),
+            "versions": generation.versions.astype("<i4", copy=False).tobytes(),
             "stop": generation.stop.value,
         }
 

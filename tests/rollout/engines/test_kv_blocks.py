@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from infra.rpc import pack, unpack
+from infra.rpc_sockets import pack, unpack
 from tasks.rollout.engines.attention import KvCache
 from tasks.rollout.engines.kv_blocks import (
     KvBlock,
