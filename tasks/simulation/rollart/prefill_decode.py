@@ -76,7 +76,9 @@ def table_rows(found: Mapping[tuple[str, str], tuple[float, float | None]]) -> l
     )
     share = (
         "with a prefix cache a turn adds some 600 tokens, whose prefill disturbs decoding little here: less "
-        "is gained by taking it away, and the decode nodes are fewer"
+        "is gained by taking it away, and the decode nodes are fewer. 32B on one prefill node: its two "
+        "engines hold KV of some 790,000 tokens each and the batch has up to 3 million, so evicted contexts "
+        "are prefilled again and again"
     )
     rows = []
     for (model, layout), (apart, together) in found.items():
@@ -109,7 +111,7 @@ def table_rows(found: Mapping[tuple[str, str], tuple[float, float | None]]) -> l
                 1.0,
                 by_layout["3P1D"] / others,
                 basis,
-                f"ours: {listed}",
+                f"ours: {listed}; where 1P3D is slower, its prefill node is short of KV",
                 "at least",
             )
         )
