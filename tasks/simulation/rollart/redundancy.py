@@ -19,9 +19,10 @@ GRID = {
 }
 """(group size, groups) -> speedup over (8, 32)."""
 
-MUCH = (
-    "69 % more trajectories are launched than are needed; ours slow the others down only by what the "
-    "engines' bandwidth says, the paper's by environments and rewards as well, without published figures"
+TAIL = (
+    "the gain is how far the longest trajectories of a batch stand out, which the spread of lengths and "
+    "what a group has of it in common decide; both are inferred here (sigma 0.5, a half). Means of 30 "
+    "batches: of 10, the base alone varies by 7 %"
 )
 
 
@@ -43,7 +44,7 @@ def rollout_seconds(group_size: int, groups: int, steps: int) -> float:
 
 def rows(quick: bool = False) -> list[Row]:
     grid = {(8, 32): 1.00, (12, 36): 1.62} if quick else GRID
-    steps = 1 if quick else 10
+    steps = 1 if quick else 30
     seconds = {size: rollout_seconds(*size, steps) for size in grid}
     base = seconds[8, 32]
     basis = rests_on(
@@ -59,7 +60,7 @@ def rows(quick: bool = False) -> list[Row]:
             published,
             base / seconds[group_size, groups],
             basis,
-            MUCH if (group_size, groups) == (12, 36) else "",
+            TAIL,
         )
         for (group_size, groups), published in grid.items()
         if (group_size, groups) != (8, 32)

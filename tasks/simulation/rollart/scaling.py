@@ -2,14 +2,23 @@
 
 from tasks.simulation.rollart.claims import Given, Row, extremes, rests_on
 from tasks.simulation.rollart.clusters import FUNCTIONS, MAIN_CLUSTER, baseline
-from tasks.simulation.rollart.modes import MAIN_CAMPAIGN, NAMES, QUICK, Length, main_campaign, scale, steady
+from tasks.simulation.rollart.modes import (
+    MAIN_CAMPAIGN,
+    NAMES,
+    QUICK,
+    REDUNDANCY,
+    Length,
+    main_campaign,
+    scale,
+    steady,
+)
 from tasks.simulation.rollart.workloads import MAIN, givens_of
 from tasks.train.modes import ModeName
 
 FULL = {
-    64: Length(warm_up=2, steps=2, share=4),
-    96: Length(warm_up=2, steps=2, share=2),  # six GPUs would not split the training state
-    128: Length(warm_up=2, steps=2, share=4),
+    64: Length(warm_up=2, steps=4, share=4),
+    96: Length(warm_up=2, steps=4, share=2),  # six GPUs would not split the training state
+    128: Length(warm_up=2, steps=4, share=4),
 }
 MODES: tuple[ModeName, ...] = ("sync_plus", "one_off", "areal", "tutti")
 PUBLISHED = (1.33, 2.08)
@@ -34,6 +43,7 @@ def rows(quick: bool = False) -> list[Row]:
             ours[f"{gpus} over {NAMES[mode]}"] = taken[mode] / taken["tutti"]
     basis = rests_on(
         MAIN_CAMPAIGN,
+        REDUNDANCY,
         MAIN_CLUSTER,
         map(scale, sizes.values()),
         Given("64, 96 and 128 H800, alpha 1, no affinity", "published", "§7.2"),

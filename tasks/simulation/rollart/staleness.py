@@ -5,14 +5,14 @@ The paper goes to 6 and finds a plateau; ours is flat from 4 on.
 
 from tasks.simulation.rollart.claims import Row, rests_on
 from tasks.simulation.rollart.clusters import MAIN_CLUSTER
-from tasks.simulation.rollart.modes import MAIN_CAMPAIGN, Length, run_mode, scale
+from tasks.simulation.rollart.modes import MAIN_CAMPAIGN, REDUNDANCY, Length, run_mode, scale
 from tasks.simulation.rollart.workloads import MAIN, givens_of
 
 AT_BEST = {"8B": 1.22, "14B": 1.17, "32B": 1.14}
 ALPHAS = (1, 2, 4)
 LENGTHS = {
-    "8B": (Length(warm_up=5, steps=4, share=8), ALPHAS),
-    "14B": (Length(warm_up=5, steps=4, share=8), ALPHAS),
+    "8B": (Length(warm_up=5, steps=4, share=4), ALPHAS),
+    "14B": (Length(warm_up=5, steps=4, share=4), ALPHAS),
     "32B": (Length(warm_up=3, steps=2, share=2), (1, 2)),
 }
 """What is simulated of each model. A larger alpha begins with more in flight: the warm-up is as long."""
@@ -43,7 +43,7 @@ def rows(quick: bool = False) -> list[Row]:
                 f"{model}, alpha {' '.join(map(str, alphas))}",
                 AT_BEST[model],
                 max(ours.values()),
-                rests_on(MAIN_CAMPAIGN, MAIN_CLUSTER, scale(length), givens_of(MAIN[model])),
+                rests_on(MAIN_CAMPAIGN, REDUNDANCY, MAIN_CLUSTER, scale(length), givens_of(MAIN[model])),
                 f"by alpha {listed}. {REASON}",
             )
         )
