@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from tasks.simulation.cluster import ClusterConfig
@@ -35,6 +37,11 @@ def test_an_episode_of_the_most_turns_fills_the_context(name: str) -> None:
     turn = domain.response_tokens.mean + domain.observation_tokens.mean
     longest = domain.prompt_tokens.mean + TABLE_1[name][1] * turn
     assert longest == pytest.approx(CONTEXT, rel=0.02)
+
+
+def test_the_worked_cluster_file_has_the_same_workload() -> None:
+    cluster = ClusterConfig.load(Path(__file__).parents[3] / "flows/clusters/rollart.yaml")
+    assert cluster.workload == {name: DOMAINS[name] for name in cluster.workload}
 
 
 def test_an_iteration_of_128_resets_fails_one_time_in_ten() -> None:
