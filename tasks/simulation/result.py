@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.report.metrics import mean_staleness, number, stage_seconds, staleness_histogram, wasted_share
+from tasks.report.measures import batch_tokens
+from tasks.report.metrics import mean_staleness, stage_seconds, staleness_histogram, wasted_share
 from tasks.simulation.cluster import ClusterConfig
 from tasks.simulation.usage import Usage
 
@@ -88,15 +89,6 @@ def result_of(
         virtual_seconds=virtual_seconds,
         wall_seconds=wall_seconds,
         events=events,
-    )
-
-
-def batch_tokens(row: Mapping[str, Any]) -> float:
-    """Tokens of a step's batch: prompts, observations and responses."""
-    domains = [key.split("/")[1] for key in row if key.startswith("episode/") and key.endswith("/tokens")]
-    return sum(
-        (number(row, f"episode/{domain}/tokens") or 0.0) * (number(row, f"reward/{domain}/count") or 0.0)
-        for domain in domains
     )
 
 

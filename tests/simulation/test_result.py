@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from tasks.simulation.result import batch_tokens, result_of
+from tasks.report.measures import batch_tokens
+from tasks.simulation.result import result_of
 from tasks.simulation.usage import Usage
 from tests.simulation.small import small_cluster
 

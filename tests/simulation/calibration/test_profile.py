@@ -8,11 +8,11 @@ import yaml
 from infra.hardware import hardware
 from infra.models import model_of
 from infra.performance.distributions import constant
+from tasks.report.measures import batch_tokens
 from tasks.simulation.calibration.cost_fits import Placed
 from tasks.simulation.calibration.profile import Profile, group_share, profile_run, workload_of_run
 from tasks.simulation.calibration.trace import TraceError
 from tasks.simulation.cluster import ClusterConfig
-from tasks.simulation.result import batch_tokens
 from tasks.simulation.run import simulate
 from tasks.trajectory import StopReason, Trajectory
 from tests.simulation.calibration.runs import OBSERVATION, PROMPT, RESET_S, STEP_S, trajectory, write_run
