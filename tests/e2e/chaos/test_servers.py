@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import s3fs
 
 from tests import mooncake
 from tests.e2e.chaos.run import Outcome, chaos_run, freeze, kill
@@ -54,6 +55,7 @@ def test_the_s3_server(
     with s3_server(weed, folder) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()  # else the client of another test's server is used again
         stores = {"runs": str(tmp_path), "root": f"s3://tutti/{uuid.uuid4().hex}", "upload_every_s": 1}
         run = chaos_run(model, tmp_path, stores=stores)
         port = server.endpoint.rpartition(":")[2]
