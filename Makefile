@@ -45,9 +45,10 @@ anchors: setup
 	$(BIN)/python -m infra.performance.anchors
 
 # Two short runs calibrate the simulator to this machine, seven others are predicted and run: six minutes, and
-# nothing else should run beside it.
+# nothing else should run beside it. glibc gives large tensors back to the kernel after each use, and getting
+# them again costs the trainer as much time as its work: here it keeps them.
 this-machine: setup
-	$(BIN)/python -m tasks.simulation.calibration.this_machine --out runs/this_machine.json $(ARGS)
+	MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 $(BIN)/python -m tasks.simulation.calibration.this_machine --out runs/this_machine.json $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .
